@@ -1,0 +1,3 @@
+from kvledger.cli import entry_point
+
+entry_point()
