@@ -3,7 +3,6 @@
 import sys
 from types import ModuleType
 
-import click
 import typer
 
 from kvledger import build_info
@@ -26,24 +25,15 @@ def _root(
 
 def run(argv: list[str], modules: list[ModuleType]) -> int:
     """Runs one command line against the subcommands of these modules; returns the exit code."""
-    app = typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(_root)
     for module in modules:
         module.register(app)
-    command = typer.main.get_command(app)
     try:
-        result = command.main(args=argv, prog_name="kvledger", standalone_mode=False)
-    except click.exceptions.Exit as done:
-        return done.exit_code
-    except click.ClickException as wrong:
-        wrong.show()
-        return 2
+        app(args=argv, prog_name="kvledger")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
     except (KVLedgerError, OSError) as failed:
         print(f"kvledger: {failed}", file=sys.stderr)
         return 1
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        print("kvledger: interrupted", file=sys.stderr)
-        return 1
-    return result if isinstance(result, int) else 0
+    return 0
