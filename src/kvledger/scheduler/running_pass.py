@@ -51,6 +51,7 @@ class RunningPass:
             step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
         else:
             step.add_running(request, num_new, None if new_blocks.is_empty() else new_blocks)
+        step.has_running = True
         if request.is_prefill_chunk:
             step.has_prefill = True
         if request.draft_token_ids:

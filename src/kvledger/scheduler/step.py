@@ -13,7 +13,8 @@ class StepBuilder:
     def __init__(self, step: int, token_budget: int) -> None:
         self.output: Final = SchedulerOutput(step)
         self.token_budget: int = token_budget
-        # A running request computes known tokens (a prefill chunk) in this step.
+        # Requests that were running before are in this step; one of them is still in its prompt.
+        self.has_running: bool = False
         self.has_prefill: bool = False
         self.has_preempted: bool = False
 
