@@ -1,15 +1,13 @@
 """A worker without a GPU, and an engine around the real scheduler.
 
 The worker keeps what a real one keeps (a row of block ids a request, and slots), and into every slot it writes the name
-of the content that belongs there: a chain over all tokens up to that position. Before it computes a position it reads all
-earlier ones through the row, as attention does, so a block that was shared wrongly, handed out twice, reused too early
-or left out of the step's output is found at once.
+of the content that belongs there: a chain over all tokens up to that position. Before it computes a position it reads
+all earlier ones through the row, as attention does, so a block that was shared wrongly, handed out twice, reused too
+early or left out of the step's output is found at once.
 """
 
 from collections.abc import Callable
 from typing import Any
-
-from helpers import BLOCK_SIZE, Journal, ledger
 
 from kvledger import Request
 from kvledger.scheduler import (
@@ -20,6 +18,7 @@ from kvledger.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
+from tests.helpers import BLOCK_SIZE, Journal, ledger
 
 DRAFT = 700_000  # the token value of every draft; the accepted ones come back as they are
 
@@ -95,7 +94,7 @@ class Worker:
         num_scheduled = output.num_scheduled_tokens[index]
         num_drafts = len(output.draft_token_ids.get(request_id, []))
         end = row.num_computed + num_scheduled - num_drafts
-        assert 0 < num_scheduled - num_drafts
+        assert num_scheduled - num_drafts > 0
         assert end <= len(row.token_ids), f"{request_id} is to compute tokens that nobody knows"
         return request_id, row.num_computed, row.token_ids[:end] + [DRAFT] * num_drafts
 

@@ -1,11 +1,11 @@
 """The words that the tests are written in.
 
-    manager = ledger(usable=8)            a KVCacheManager with 8 usable blocks of 4 tokens
-    a = request("a", 10)                  a request with the prompt 0 .. 9
-    admit(manager, a)                     looked up, given slots for the rest of its prompt, and computed
-    decode(manager, a)                    one more token: appended, given a slot, computed
-    ids(manager, a), hit(manager, b)      its block ids; how many tokens of b the prefix cache has
-    leave(manager, a)                     finished or preempted: its blocks go back
+manager = ledger(usable=8)            a KVCacheManager with 8 usable blocks of 4 tokens
+a = request("a", 10)                  a request with the prompt 0 .. 9
+admit(manager, a)                     looked up, given slots for the rest of its prompt, and computed
+decode(manager, a)                    one more token: appended, given a slot, computed
+ids(manager, a), hit(manager, b)      its block ids; how many tokens of b the prefix cache has
+leave(manager, a)                     finished or preempted: its blocks go back
 """
 
 from typing import Any

@@ -6,7 +6,6 @@ import sys
 from hashlib import sha256
 
 import pytest
-from helpers import other, request
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from kvledger import (
     pack_tokens,
 )
 from kvledger.errors import ConfigError, RequestError
+from tests.helpers import other, request
 
 
 def hashes(hasher: BlockHasher, req: Request) -> list[bytes]:
@@ -99,7 +99,7 @@ def test_xxh3_follows_the_same_layout() -> None:
 
 
 def test_unknown_hash_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="hash='md5'.*sha256, xxh3"):
+    with pytest.raises(ConfigError, match=r"hash='md5'.*sha256, xxh3"):
         make_block_hasher("md5", 4)
     with pytest.raises(ConfigError, match="hash_block_size=0"):
         Sha256BlockHasher(0)

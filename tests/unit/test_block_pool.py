@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from helpers import Journal, snapshot
 
 from kvledger import BlockPool, EvictionCause, KVCacheBlock, PoolOccupancy
 from kvledger.errors import BlockError, ConfigError, InvariantError, OutOfBlocksError
+from tests.helpers import Journal, snapshot
 
 
 def take(pool: BlockPool, num_blocks: int, *hashes: bytes) -> list[KVCacheBlock]:
@@ -175,7 +175,7 @@ def test_null_blocks_are_passed_over() -> None:
 def test_a_foreign_block_goes_back_to_its_linked_pool() -> None:
     pool, host = BlockPool(4), BlockPool(9)
     pool.link_pool(host)
-    ours, theirs, high = take(pool, 1)[0], *take(host, 8)[:: 7]
+    ours, theirs, high = take(pool, 1)[0], *take(host, 8)[::7]
     pool.free_blocks([theirs, ours, high])
     assert pool.num_free_blocks == 3
     assert host.free_queue.block_ids() == [1, 8]
@@ -250,7 +250,7 @@ def test_reset_forgets_all_content_when_nothing_is_held() -> None:
 def test_reset_with_a_block_in_use_is_refused_with_a_warning() -> None:
     journal = Journal()
     pool = BlockPool(5, observer=journal)
-    a, b = take(pool, 2, b"a", b"b")
+    _, b = take(pool, 2, b"a", b"b")
     pool.free_blocks([b])
     before = snapshot(pool)
     assert not pool.reset_prefix_cache()

@@ -1,11 +1,11 @@
 """External hits and the bookkeeping of asynchronous loads."""
 
 import pytest
-from helpers import request
 
 from kvledger.errors import RequestError
 from kvledger.scheduler import ExternalHit
 from kvledger.scheduler.external import ExternalLoads
+from tests.helpers import request
 
 
 def test_a_hit_is_not_negative_and_nothing_arrives_at_once() -> None:

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from helpers import (
+
+from kvledger import AdmissionRule, GivenBlockHasher, KVCacheManager, PoolOccupancy, Sha256BlockHasher
+from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestError, UnknownRequestError
+from tests.helpers import (
     Journal,
     admit,
     cached_ids,
@@ -12,17 +15,14 @@ from helpers import (
     free_order,
     hit,
     ids,
-    ledger,
     leave,
+    ledger,
     other,
     pool_of,
     ref_cnts,
     request,
     snapshot,
 )
-
-from kvledger import AdmissionRule, GivenBlockHasher, KVCacheManager, PoolOccupancy, Sha256BlockHasher
-from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestError, UnknownRequestError
 
 
 def refuses(manager: KVCacheManager, error: type[Exception], match: str, misuse: Callable[[], object]) -> None:
@@ -570,7 +570,7 @@ def test_check_finds_a_reference_without_a_holder() -> None:
     admit(manager, a)
     blocks = manager.get_blocks("a").blocks[0]
     blocks.append(blocks[0])
-    with pytest.raises(InvariantError, match="holds .* twice"):
+    with pytest.raises(InvariantError, match=r"holds .* twice"):
         manager.check()
     blocks.pop()
     blocks.append(pool_of(ledger(usable=4)).blocks[3])

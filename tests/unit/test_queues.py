@@ -1,13 +1,13 @@
 """Waiting queues: first come first served, and by priority."""
 
 import pytest
-from helpers import request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvledger import Request
 from kvledger.scheduler import SchedulingPolicy
 from kvledger.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, RequestQueue, make_request_queue
+from tests.helpers import request
 
 
 def names(queue: RequestQueue) -> list[str]:

@@ -1,10 +1,10 @@
 """Requests: their tokens, counters and twins."""
 
 import pytest
-from helpers import request
 
 from kvledger import Adapter, MultiModalItem, RequestStatus, Sha256BlockHasher, pack_tokens
 from kvledger.errors import RequestError
+from tests.helpers import request
 
 
 def test_a_prompt_may_be_packed() -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from engine import Engine
-from helpers import other, request
 
 from kvledger import RequestStatus
 from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestError, RequestTooLargeError
 from kvledger.errors import UnknownRequestError as Unknown
 from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
+from tests.engine import Engine
+from tests.helpers import other, request
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_more_tokens_than_drafts_verified_are_refused() -> None:
     engine = Engine(8)
     engine.add("a", 5)
     output = engine.scheduler.schedule()
-    with pytest.raises(RequestError, match=r"sampled_token_ids\[0\]: 2 tokens for request 'a', which verified 0 drafts"):
+    with pytest.raises(RequestError, match=r"sampled_token_ids\[0\]: 2 tokens for .*'a', which verified 0 drafts"):
         engine.scheduler.update_from_output(output, [[1, 2]])
     engine.scheduler.update_from_output(output, [[1]])
 

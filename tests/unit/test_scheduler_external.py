@@ -1,12 +1,12 @@
 """External KV values: synchronous and asynchronous loads, failures, leases."""
 
 import pytest
-from engine import Engine
-from helpers import cached_ids, other
 
 from kvledger import RequestStatus
 from kvledger.errors import RequestError
 from kvledger.scheduler import ExternalHit
+from tests.engine import Engine
+from tests.helpers import cached_ids, other
 
 
 def waiting_for_load(engine: Engine, name: str, prompt: int | list[int], num_external: int, **options: int) -> None:

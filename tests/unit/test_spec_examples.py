@@ -1,7 +1,10 @@
 """The reference page's tables, worked examples and self-check questions, one test each, with its numbers."""
 
 import pytest
-from helpers import (
+
+from kvledger import AdmissionRule, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager
+from kvledger.errors import OutOfBlocksError, RequestError
+from tests.helpers import (
     Journal,
     admit,
     cached_ids,
@@ -9,17 +12,14 @@ from helpers import (
     free_order,
     hit,
     ids,
-    ledger,
     leave,
+    ledger,
     other,
     pool_of,
     ref_cnts,
     request,
     snapshot,
 )
-
-from kvledger import AdmissionRule, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager
-from kvledger.errors import OutOfBlocksError, RequestError
 
 # Llama-3.1-8B: 32 layers, 8 KV heads, head size 128, BF16, blocks of 16 tokens.
 LLAMA = KVCacheGroupSpec(
@@ -59,7 +59,7 @@ def test_reference_counts_and_sharing_step_by_step() -> None:
     assert free_order(manager) == [d, c, 5, 6, 7, 8, b, a]
     assert cached_ids(manager) == [a, b]
 
-    # A third request with the same 32 tokens would hit them; one with many new blocks takes d and c first, b and a last.
+    # A third request with the same 32 tokens would hit them; one with many new blocks takes d, c first and b, a last.
     assert hit(manager, request("R3", shared + other(1, 3))) == 32
     admit(manager, request("R4", other(8 * 16, 4)))
     assert ids(manager, request("R4", 1)) == [d, c, 5, 6, 7, 8, b, a]
