@@ -216,6 +216,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             engine.source.offers.clear()
             for name in self.loading():
                 engine.load(name)
+            if engine.config.external_lease_steps == 0:  # else a load that never reports must not matter
+                for name in list(scheduler._state.loads.orphans):
+                    scheduler.external_load_finished(name, 0)
             if len(engine.in_flight) == engine.config.max_steps_in_flight:
                 engine.deliver()
             elif scheduler.has_unfinished_requests:
@@ -224,9 +227,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 engine.deliver()
             else:
                 break
-        for name in list(scheduler._state.loads.orphans):
-            scheduler.external_load_finished(name, 0)
-        engine.step()
+        for _ in range(engine.config.external_lease_steps + 1):
+            engine.step()
         assert engine.manager.num_free_blocks == engine.usable
         assert scheduler.num_blocks_held_by_orphans == 0
         assert set(engine.finished) | self.aborted == set(self.added)
