@@ -123,7 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if name is None:
             return
         parent = self.engine.scheduler.get_request(name)
-        if parent.num_computed_tokens == parent.num_in_flight_tokens:
+        if parent.num_computed_tokens <= parent.num_in_flight_tokens:
             return
         names = [str(self.num_made + child) for child in range(1, num_children + 1)]
         self.num_made += num_children

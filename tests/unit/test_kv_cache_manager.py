@@ -437,6 +437,22 @@ def test_a_fork_shares_full_blocks_and_copies_the_partial_tail() -> None:
     manager.check()
 
 
+def test_a_block_full_of_accepted_drafts_is_cached_by_parent_or_fork() -> None:
+    manager = ledger(usable=12)
+    a = request("a", 6)
+    admit(manager, a)
+    draft(manager, a, num_drafts=6, num_accepted=6)
+    # 13 tokens are computed in 3 full blocks, and only the first of them is cached so far.
+    b = a.twin("b")
+    manager.fork(a, b)
+    b.num_computed_tokens = 13
+    decode(manager, a)
+    assert cached_ids(manager) == [1, 2, 3]
+    decode(manager, b)
+    assert cached_ids(manager) == [1, 2, 3]
+    manager.check()
+
+
 def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
     manager = ledger(usable=4)
     a = request("a", 8)
