@@ -1,6 +1,7 @@
 """The block pool: taking, sharing, freeing, caching, evicting, and errors that change nothing."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -129,7 +130,7 @@ def test_only_a_held_block_without_a_hash_can_be_cached() -> None:
     pool = BlockPool(4)
     (a,) = take(pool, 1, b"a")
     for block in (a, pool.blocks[2], pool.null_block):
-        refuses(pool, "cannot be cached", lambda block=block: pool.cache_block(block, b"x", 0, 16))
+        refuses(pool, "cannot be cached", partial(pool.cache_block, block, b"x", 0, 16))
 
 
 def test_freeing_twice_is_an_error_that_changes_nothing() -> None:

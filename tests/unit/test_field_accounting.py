@@ -187,10 +187,9 @@ def test_b29_ten_thousand_requests_leave_nothing_behind() -> None:
             scheduler.update_from_output(output, [[1]] * len(output.request_ids))
             assert len(state.finished_ids) <= 8
     scheduler.schedule()
-    for container in (state.requests, state.running, state.finished_ids, state.preempted_ids, state.forked_ids):
-        assert len(container) == 0
-    for container in (state.loads.loading, state.loads.orphans, coordinator._held, coordinator.copies.holders()):
-        assert len(container) == 0
+    assert sum(map(len, (state.requests, state.running, state.finished_ids, state.preempted_ids))) == 0
+    assert sum(map(len, (state.forked_ids, state.loads.loading, state.loads.orphans))) == 0
+    assert sum(map(len, (coordinator._held, coordinator.copies.holders()))) == 0
     assert len(pool_of(engine.manager).indexes[0]) <= 8
 
 

@@ -1,6 +1,7 @@
 """KVCacheManager: ranges, admission, caching, forks, copies, statistics and misuse."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -306,7 +307,7 @@ def test_freeing_twice_or_an_unknown_request() -> None:
     leave(manager, a)
     refuses(manager, UnknownRequestError, "never admitted, or freed already", lambda: manager.free(a))
     for ask in (manager.get_blocks, manager.get_block_ids):
-        refuses(manager, UnknownRequestError, "'a'", lambda ask=ask: ask("a"))
+        refuses(manager, UnknownRequestError, "'a'", partial(ask, "a"))
     refuses(manager, UnknownRequestError, "'a'", lambda: manager.cache_blocks(a, 4))
 
 
@@ -371,7 +372,7 @@ def test_wrong_ids_to_evict() -> None:
     manager = ledger(usable=4)
     admit(manager, request("a", 5))
     for wrong_id in (0, 5, -3):
-        refuses(manager, KVLedgerError, str(wrong_id), lambda wrong_id=wrong_id: manager.evict_blocks([1, wrong_id]))
+        refuses(manager, KVLedgerError, str(wrong_id), partial(manager.evict_blocks, [1, wrong_id]))
 
 
 @pytest.mark.xfail(reason="blocks are taken before the missing hash is noticed, and never reported")
