@@ -574,7 +574,7 @@ def test_check_finds_a_reference_without_a_holder() -> None:
     with pytest.raises(InvariantError, match="has 1 holders"):
         manager.check()
     manager = ledger(usable=4)
-    a = admitted(manager, "a", 6)
+    admitted(manager, "a", 6)
     blocks = manager.get_blocks("a").blocks[0]
     blocks.append(blocks[0])
     with pytest.raises(InvariantError, match=r"holds .* twice"):

@@ -123,7 +123,7 @@ def test_usage_of_a_tenth_while_the_hit_rate_falls() -> None:
     manager = ledger(usable=10)
     old = admitted(manager, "old", other(13, 1))
     leave(manager, old)
-    running = admitted(manager, "running", 3)
+    admitted(manager, "running", 3)
     hits = [hit(manager, request("again", other(13, 1)))]
     for family in range(2, 5):
         passing = request(f"passing {family}", other(12, family))
