@@ -15,6 +15,7 @@ from kvledger.block_hash import (
     ChainedBlockHasher,
     GivenBlockHasher,
     Sha256BlockHasher,
+    VerifiedBlockHasher,
     make_block_hasher,
 )
 from kvledger.block_pool import BlockPool, PoolOccupancy
@@ -52,6 +53,7 @@ __all__ = [
     "Request",
     "RequestStatus",
     "Sha256BlockHasher",
+    "VerifiedBlockHasher",
     "build_info",
     "make_block_hasher",
     "pack_tokens",

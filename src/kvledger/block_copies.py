@@ -55,14 +55,15 @@ class BlockCopies:
     def release(self, copies: list[BlockCopy]) -> None:
         """The workers have made these copies. BlockError, changing nothing, for one that was released before."""
         ends = [block for copy in copies for block in (copy.source, copy.target)]
-        for block in ends:
-            if int(block.block_id) not in self._num_held:
-                raise BlockError(f"copy of block {block.block_id} was released already")
+        num_held = self._num_held.copy()
         for block in ends:
             block_id: int = block.block_id
-            self._num_held[block_id] -= 1
-            if self._num_held[block_id] == 0:
-                del self._num_held[block_id]
+            left = num_held.get(block_id, 0) - 1
+            if left < 0:
+                raise BlockError(f"the copy of block {block_id} was released already; nothing was changed")
+            num_held[block_id] = left
+        self._num_held = {block_id: left for block_id, left in num_held.items() if left > 0}
+        for block in ends:
             self._pool.free_blocks([block])
 
     def holders(self) -> dict[int, int]:

@@ -16,7 +16,8 @@ later hash contains block 0's. The same inputs give the same hashes in every pro
 keeps outsiders from predicting them.
 
 sha256 is the default: with a hash that can be forged, a tenant could craft a prompt that is served another's KV values
-(vLLM advisory GHSA-rm76-4mrf-v9r8). xxh3-128 is several times cheaper and safe among trusted users only.
+(vLLM advisory GHSA-rm76-4mrf-v9r8). xxh3-128 is several times cheaper and safe among trusted users only;
+VerifiedBlockHasher makes any hash function safe, for memory.
 """
 
 from abc import ABC, abstractmethod
@@ -113,6 +114,7 @@ class ChainedBlockHasher(BlockHasher):
     def extend(self, request: Request) -> None:
         block_size = self.block_size
         hashes = request.block_hashes
+        request.hash_block_size = block_size
         start = len(hashes) * block_size
         end = start + block_size
         num_tokens = request.num_tokens
@@ -144,6 +146,26 @@ class Sha256BlockHasher(ChainedBlockHasher):
 
     def digest(self, data: bytes) -> bytes:
         return sha256(data).digest()
+
+
+class VerifiedBlockHasher(ChainedBlockHasher):
+    """The chain over a hash function that need not be trusted: equal hashes of different content are told apart.
+
+    It remembers what every hash was computed of, about 4 * block_size + 100 bytes a distinct block, for as long as it
+    lives. A digest that comes again for other content gets that content's number appended (u32).
+    """
+
+    def __init__(self, block_size: int, digest: Callable[[bytes], bytes], seed: bytes = b"") -> None:
+        super().__init__(block_size, digest, seed)
+        self._contents: dict[bytes, list[bytes]] = {}
+
+    def digest(self, data: bytes) -> bytes:
+        name = super().digest(data)
+        contents = self._contents.setdefault(name, [])
+        if data not in contents:
+            contents.append(data)
+        number = contents.index(data)
+        return name if number == 0 else name + number.to_bytes(4, "little")
 
 
 class GivenBlockHasher(BlockHasher):

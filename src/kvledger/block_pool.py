@@ -279,11 +279,18 @@ class BlockPool:
                 block.free_call = 0
 
     def _free_foreign(self, blocks: list[KVCacheBlock]) -> None:
-        remaining = blocks
+        """Gives blocks of linked pools back to them. BlockError before any is freed."""
+        num_found = 0
         for pool in self._other_pools:
-            theirs = [b for b in remaining if b.block_id < pool.num_blocks and pool.blocks[b.block_id] is b]
-            remaining = [b for b in remaining if b not in theirs]
-            if theirs:
-                pool.free_blocks(theirs)
-        if remaining:
-            raise BlockError(f"block {remaining[0].block_id} belongs to no pool known here")
+            theirs = [block for block in blocks if pool.owns(block)]
+            num_found += len(theirs)
+            if any(block.ref_cnt == 0 for block in theirs) or len({int(b.block_id) for b in theirs}) < len(theirs):
+                raise BlockError("a block of a linked pool is free already or listed twice; nothing was changed")
+        if num_found < len(blocks):
+            strangers = [b for b in blocks if not any(pool.owns(b) for pool in self._other_pools)]
+            raise BlockError(f"block {strangers[0].block_id} belongs to no pool known here; nothing was changed")
+        for pool in self._other_pools:
+            pool.free_blocks([block for block in blocks if pool.owns(block)])
+
+    def owns(self, block: KVCacheBlock) -> bool:
+        return block.block_id < self.num_blocks and self.blocks[block.block_id] is block

@@ -14,7 +14,7 @@ from kvledger.block_pool import BlockPool
 from kvledger.errors import UnknownRequestError, require
 from kvledger.kv_cache_blocks import KVCacheBlocks, PrefixHit
 from kvledger.ledger_rules import LedgerRules
-from kvledger.managers.base import GroupBlocks, ManagerContext, SingleTypeKVCacheManager
+from kvledger.managers.base import NEVER, GroupBlocks, ManagerContext, SingleTypeKVCacheManager
 from kvledger.request import Request
 from kvledger.slot_ranges import SlotRanges
 from kvledger.spec import KVCacheConfig
@@ -52,6 +52,10 @@ class KVCacheCoordinator(ABC):
         self.no_hit: Final = PrefixHit(self.no_blocks, 0, -1)
         self._nothing: Final = [manager.make_held() for manager in self.managers]
         self._chunk_clippers: Final = [manager for manager in self.managers if manager.clips_chunks()]
+        # A prompt's end must not be nearer to a chunk's end than the draft modules look ahead: they would compute on
+        # tokens of their own guess, and cache that.
+        self._min_rest: Final = 0 if rules.drafts is None else rules.drafts.num_lookahead_tokens
+        self.clips_chunks: Final = len(self._chunk_clippers) > 0 or self._min_rest > 1
         self._long_hit_groups: Final = [m.group_id for m in self.managers if m.keeps_longer_hit()]
         self._held: dict[str, RequestBlocks] = {}
 
@@ -164,16 +168,27 @@ class KVCacheCoordinator(ABC):
         None, changing nothing, when the blocks to copy into are not free.
         """
         parent = self.require_held(parent_id)
-        num_blocks = 0
-        for group_id, manager in enumerate(self.managers):
-            num_blocks += manager.num_blocks_to_fork(parent.groups[group_id], num_tokens)
-        if num_blocks > self.pool.num_free_blocks:
+        if self.num_blocks_to_fork(parent, num_tokens) > self.pool.num_free_blocks:
             return None
         child = self.add(child_id)
         for group_id, manager in enumerate(self.managers):
             manager.fork(parent.groups[group_id], child.groups[group_id], num_tokens)
         self.measure(child)
         return self.blocks_of(child)
+
+    def num_blocks_to_fork(self, held: RequestBlocks, num_tokens: int) -> int:
+        num_blocks = 0
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_to_fork(held.groups[group_id], num_tokens)
+        return num_blocks
+
+    def num_covered_tokens(self, held: RequestBlocks) -> int:
+        """Tokens that every group whose blocks can be cached has a table entry for."""
+        num_tokens = NEVER
+        for group_id, manager in enumerate(self.managers):
+            if manager.spec.prefix_cacheable:
+                num_tokens = min(num_tokens, len(held.groups[group_id].blocks) * manager.block_size)
+        return num_tokens
 
     # The rest
 
@@ -185,7 +200,10 @@ class KVCacheCoordinator(ABC):
         """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
         for manager in self._chunk_clippers:
             end = manager.clip_chunk(request, start, end, max_chunk)
-        return end
+        rest = request.num_tokens - end
+        if 0 < rest < self._min_rest:
+            end -= self._min_rest - rest
+        return max(end, start)
 
     def reset_prefix_cache(self) -> bool:
         """Takes every hash in every pool; False, changing nothing, while requests hold blocks in any of them."""

@@ -13,7 +13,7 @@ from typing import Final
 from kvledger.block_copies import BlockCopy
 from kvledger.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.block_pool import PoolOccupancy
-from kvledger.coordinator import KVCacheCoordinator, RequestBlocks
+from kvledger.coordinator import KVCacheCoordinator
 from kvledger.errors import RequestError, wrong_value
 from kvledger.hybrid_coordinator import make_coordinator
 from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
@@ -82,6 +82,8 @@ class KVCacheManager:
         self._pool: Final = self._coordinator.pool
         self._no_blocks: Final = self._coordinator.no_blocks
         self._no_hit: Final = self._coordinator.no_hit
+        # Whether clip_chunk has anything to say; for schedulers that ask once per request and step.
+        self.clips_chunks: Final = self._coordinator.clips_chunks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
         self._stats: PrefixCacheStats = PrefixCacheStats()
 
@@ -111,10 +113,10 @@ class KVCacheManager:
             None, self._no_hit, self._gate_ranges(num_tokens, num_encoder_tokens)
         )
 
-    def num_blocks_missing(self, request: Request) -> int:
-        """Blocks that the request still needs to hold all its tokens so far."""
+    def num_blocks_missing(self, request: Request, num_more_tokens: int = 0) -> int:
+        """Blocks that the request still needs to hold all its tokens so far and num_more_tokens beyond."""
         held = self._coordinator.get(request.request_id)
-        ranges = self._gate_ranges(request.num_tokens, request.num_encoder_tokens)
+        ranges = self._gate_ranges(request.num_tokens + num_more_tokens, request.num_encoder_tokens)
         return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
 
     # The life of a request
@@ -153,7 +155,7 @@ class KVCacheManager:
         held = self._coordinator.get(request.request_id)
         starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
         num_computed = request.num_computed_tokens
-        if held is None or starts or num_new_tokens <= 0:
+        if held is None or starts or num_new_tokens <= 0 or num_lookahead_tokens < 0:
             if hit is None:
                 hit = self._no_hit
             local_end = num_computed + hit.num_tokens
@@ -167,10 +169,18 @@ class KVCacheManager:
                 request.num_encoder_tokens,
                 max(request.num_prompt_tokens, request.num_tokens - 1),
             )
+            self._require_sound_start(request, hit, ranges)
             return self._start(request, hit, ranges, delay_cache_blocks, admission)
         # A running request grows. Most steps stay within its blocks, fill none and leave none: three comparisons.
         new_end = num_computed + num_new_tokens
+        if new_end > self.max_model_len:
+            raise self._too_long(request, new_end)
         slots_end = min(new_end + num_lookahead_tokens, self.max_model_len)
+        # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
+        cache_end = min(new_end, request.num_tokens) if self.enable_caching else 0
+        caches = cache_end > 0 and cache_end >= held.next_caching
+        if caches:
+            self._hash(request, cache_end)
         num_processed = num_computed - request.num_in_flight_tokens
         if num_processed >= held.next_release:
             self._coordinator.release_skipped(held, max(0, num_processed))
@@ -181,8 +191,8 @@ class KVCacheManager:
             if self._coordinator.num_blocks_to_take(held, self._no_hit, ranges) > self._pool.num_free_blocks:
                 return None
             new_blocks = self._coordinator.take_blocks(held, ranges)
-        if self.enable_caching:
-            self._cache_blocks(held, request, min(new_end, request.num_tokens))
+        if caches:
+            self._coordinator.cache_blocks(held, request, cache_end)
         return new_blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -191,12 +201,15 @@ class KVCacheManager:
         RequestError when the request has fewer tokens or holds no blocks for them.
         """
         held = self._coordinator.require_held(request.request_id)
-        if num_computed_tokens > request.num_tokens:
+        num_covered = self._coordinator.num_covered_tokens(held)
+        if num_computed_tokens > min(request.num_tokens, num_covered):
             raise RequestError(
-                f"num_computed_tokens={num_computed_tokens}: request {request.request_id!r} has {request.num_tokens}"
+                f"num_computed_tokens={num_computed_tokens}: request {request.request_id!r} has {request.num_tokens} "
+                f"tokens and blocks for {num_covered}"
             )
-        if self.enable_caching:
-            self._cache_blocks(held, request, num_computed_tokens)
+        if self.enable_caching and num_computed_tokens >= held.next_caching:
+            self._hash(request, num_computed_tokens)
+            self._coordinator.cache_blocks(held, request, num_computed_tokens)
 
     def free(self, request: Request) -> None:
         """Gives back a request's blocks, the last first. UnknownRequestError when it holds none."""
@@ -206,10 +219,10 @@ class KVCacheManager:
         """Gives the child the parent's computed prefix: full blocks shared, the partial tail as a copy order.
 
         Returns the child's blocks; None when the copy does not fit, nothing changed. The prefix covers what workers
-        have finished: parent.num_computed_tokens - num_in_flight_tokens, which becomes the child's computed count by
-        the caller's hand. RequestError when the child holds blocks or has no such prefix.
+        have finished, parent.num_processed_tokens, which becomes the child's computed count by the caller's hand.
+        RequestError when the child holds blocks or has no such prefix.
         """
-        num_tokens = parent.num_computed_tokens - parent.num_in_flight_tokens
+        num_tokens = parent.num_processed_tokens
         if self._coordinator.get(child.request_id) is not None:
             raise RequestError(f"request {child.request_id!r} holds blocks already; a fork starts without any")
         if not 0 < num_tokens <= child.num_tokens or child.tokens.pack(0, num_tokens) != parent.tokens.pack(
@@ -220,6 +233,11 @@ class KVCacheManager:
                 "tokens differ, or there are none"
             )
         return self._coordinator.fork(parent.request_id, child.request_id, num_tokens)
+
+    def num_blocks_to_fork(self, parent: Request) -> int:
+        """Free blocks that one fork of that request takes."""
+        held = self._coordinator.require_held(parent.request_id)
+        return self._coordinator.num_blocks_to_fork(held, parent.num_processed_tokens)
 
     def holds_blocks(self, request: Request) -> bool:
         return self._coordinator.get(request.request_id) is not None
@@ -298,7 +316,6 @@ class KVCacheManager:
     ) -> KVCacheBlocks | None:
         """allocate_slots for a request that does not simply grow: new, resumed, or back from a load."""
         coordinator = self._coordinator
-        self._require_sound_start(request, hit, ranges)
         hit = coordinator.usable_hit(hit, ranges.num_external)
         held = coordinator.get(request.request_id)
         rule = _NO_RULE if admission is None else admission
@@ -317,33 +334,41 @@ class KVCacheManager:
         num_blocks = coordinator.num_blocks_to_take(held, hit, ranges)
         if num_blocks + watermark > self._pool.num_free_blocks - rule.reserved_blocks:
             return None
+        if self.enable_caching and held is None:
+            self._hasher.refresh(request)
+        elif self.enable_caching:
+            self._hash(request, min(ranges.new_end, request.num_tokens))
         if held is None:
-            if self.enable_caching:
-                self._hasher.refresh(request)
             held = coordinator.add(request.request_id)
             coordinator.attach(held, hit, ranges)
         new_blocks = coordinator.take_blocks(held, ranges)
         if self.enable_caching and not delay_cache_blocks:
-            self._cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
+            coordinator.cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
         return self._no_blocks if new_blocks.is_empty() else new_blocks
 
     def _gate_ranges(self, num_tokens: int, num_encoder_tokens: int) -> SlotRanges:
         end = min(num_tokens, self.max_model_len)
         return SlotRanges(0, 0, end, end, num_encoder_tokens, end, is_gate=True)
 
-    def _cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
-        """Caches what is full at num_tokens tokens. REQUIRES num_tokens <= request.num_tokens: drafts may be rejected
-        and must never be hits."""
-        if num_tokens < held.next_caching:
-            return
+    def _hash(self, request: Request, num_tokens: int) -> None:
+        """Hashes what is full at num_tokens tokens. Comes before blocks are taken: wrong tokens raise here."""
         if num_tokens // self._hash_block_size > len(request.block_hashes):
             self._hasher.extend(request)
-        self._coordinator.cache_blocks(held, request, num_tokens)
+
+    def _too_long(self, request: Request, num_tokens: int) -> RequestError:
+        return RequestError(
+            f"request {request.request_id!r}: {num_tokens} tokens are more than max_model_len={self.max_model_len}; "
+            "nothing was changed"
+        )
 
     def _require_sound_start(self, request: Request, hit: PrefixHit, ranges: SlotRanges) -> None:
         request_id = request.request_id
         num_new = ranges.new_end - min(ranges.computed_end, self.max_model_len)
         num_external = ranges.num_external
+        if ranges.new_end > self.max_model_len:
+            raise self._too_long(request, ranges.new_end)
+        if ranges.slots_end < ranges.new_end:
+            raise RequestError(f"request {request_id!r}: num_lookahead_tokens is negative; give 0 or more")
         if num_new < 0 or num_external < 0 or (num_new == 0 and num_external == 0 and hit.num_tokens == 0):
             raise RequestError(
                 f"num_new_tokens={num_new}: a step of request {request_id!r} needs a token to compute, unless it "

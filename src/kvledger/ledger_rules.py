@@ -8,6 +8,7 @@ from kvledger.managers.policy import DraftRule, GroupPolicy
 from kvledger.managers.registry import ManagerRegistry
 from kvledger.observer import LedgerObserver
 from kvledger.spec import KVCacheConfig, KVCacheSpec
+from kvledger.units import require_positive
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class LedgerRules:
     context_parallel_size: int = 1
     pins_shared_prefix: bool = False
     observer: LedgerObserver | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("max_model_len", self.max_model_len)
+        require_positive("max_in_flight_tokens", self.max_in_flight_tokens)
+        require_positive("context_parallel_size", self.context_parallel_size)
 
     def block_size(self, spec: KVCacheSpec) -> int:
         """Tokens in one block over all context-parallel ranks."""
@@ -111,8 +117,4 @@ class LedgerRules:
                 self.drafts.num_lookahead_tokens,
                 f"more than the {base} tokens that a hit gives up for the draft",
                 "use larger blocks or fewer draft tokens",
-            )
-        if self.context_parallel_size < 1:
-            raise wrong_value(
-                "context_parallel_size", self.context_parallel_size, "not a number of ranks", "give 1 or more"
             )

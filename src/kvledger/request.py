@@ -106,13 +106,19 @@ class Request:
         self.num_preemptions: int = 0
         # Where a prefix ends that others share and a sparse group has not cached yet; 0: not known.
         self.shared_prefix_boundary: int = 0
-        # Hash of every full hash block of `tokens`, and the hasher's epoch that they belong to.
+        # Hash of every full hash block of `tokens`, its size, and the hasher's epoch that they belong to.
         self.block_hashes: list[bytes] = []
+        self.hash_block_size: int = 0
         self.hash_epoch: int = 0
 
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_processed_tokens(self) -> int:
+        """Computed tokens that came back from the workers. Stale ones in flight are not among the computed."""
+        return self.num_computed_tokens - (self.num_in_flight_tokens - self.num_stale_tokens)
 
     @property
     def is_finished(self) -> bool:
@@ -148,21 +154,24 @@ class Request:
         twin.num_tokens = self.num_tokens
         twin.block_hashes = self.block_hashes.copy()
         twin.hash_epoch = self.hash_epoch
+        twin.hash_block_size = self.hash_block_size
         return twin
 
     def output_token_ids(self) -> list[int]:
         return self.tokens.token_ids(self.num_prompt_tokens, self.num_tokens)
 
-    def truncate(self, num_tokens: int, hash_block_size: int) -> None:
+    def truncate(self, num_tokens: int) -> None:
         """Cuts the sequence to its first num_tokens tokens, as a resumed session does; what remains is its new prompt.
 
-        The hashes go with the tokens that they cover. RequestError while the request is held by a scheduler.
+        The hashes go with the tokens that they cover. For a request that no scheduler or ledger has (any more):
+        RequestError while it has computed tokens.
         """
-        if self.status is RequestStatus.RUNNING:
-            raise RequestError(f"request {self.request_id!r} is running: finish or abort it before cutting its tokens")
+        if self.num_computed_tokens > 0 or self.status is RequestStatus.RUNNING:
+            raise RequestError(f"request {self.request_id!r} is {self.status.value}: free it before cutting its tokens")
         if not 0 < num_tokens <= self.num_tokens:
             raise RequestError(f"num_tokens={num_tokens}: request {self.request_id!r} has {self.num_tokens} tokens")
         self.tokens.truncate(num_tokens)
         self.num_tokens = num_tokens
         self.num_prompt_tokens = num_tokens
-        del self.block_hashes[num_tokens // hash_block_size :]
+        if self.block_hashes:
+            del self.block_hashes[num_tokens // self.hash_block_size :]

@@ -20,6 +20,8 @@ KVCacheSpec
 from dataclasses import dataclass, field
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from kvledger.errors import wrong_value
 from kvledger.units import cdiv, dtype_bytes, require_not_negative, require_positive, round_up
 
@@ -43,6 +45,7 @@ def windowed_blocks(reach_tokens: int, block_size: int, max_model_len: int, max_
     return cdiv(min(reach_tokens + max_in_flight_tokens, max_model_len), block_size)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class KVCacheSpec:
     """One layer's share of the KV cache. `block_size`: tokens per block."""
@@ -90,6 +93,7 @@ class KVCacheSpec:
         return cdiv(max_model_len, self.block_size)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class AttentionSpec(KVCacheSpec):
     """Keys and values of `num_kv_heads` heads.
@@ -122,6 +126,7 @@ class AttentionSpec(KVCacheSpec):
         return self.page_size_padded or self.content_bytes
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
     """Keys and values of every token, kept until the request ends (MHA, GQA, MQA).
@@ -142,6 +147,7 @@ class FullAttentionSpec(AttentionSpec):
         return True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SinkFullAttentionSpec(FullAttentionSpec):
     """Full attention behind `sink_len` tokens that are part of the model: their blocks are taken once, for the pool."""
@@ -154,6 +160,7 @@ class SinkFullAttentionSpec(FullAttentionSpec):
         return cdiv(self.sink_len, self.block_size)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SlidingWindowSpec(AttentionSpec):
     """Keys and values of the last `sliding_window` tokens (Mistral 7B paper, 2.1).
@@ -175,6 +182,7 @@ class SlidingWindowSpec(AttentionSpec):
         return windowed_blocks(reach, self.block_size, max_model_len, max_in_flight_tokens) + 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
     """Keys and values of the current chunk: token t reads from t // attention_chunk_size * attention_chunk_size on."""
@@ -189,6 +197,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
         return windowed_blocks(self.attention_chunk_size, self.block_size, max_model_len, max_in_flight_tokens)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class CrossAttentionSpec(AttentionSpec):
     """Keys and values of the encoder's tokens: `max_encoder_tokens` at most, whatever the decoder's length."""
@@ -210,6 +219,7 @@ class CrossAttentionSpec(AttentionSpec):
         return cdiv(self.max_encoder_tokens, self.block_size)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class HostResidentSpec(FullAttentionSpec):
     """Full attention whose blocks live in host memory: `num_host_blocks` of them, in a pool of their own."""
@@ -223,6 +233,7 @@ class HostResidentSpec(FullAttentionSpec):
             raise wrong_value("num_host_blocks", self.num_host_blocks, problem, "give at least 2")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class CircularBufferSpec(AttentionSpec):
     """A ring of `block_size` tokens that each request overwrites again and again: one block a request, never shared."""
@@ -238,6 +249,7 @@ class CircularBufferSpec(AttentionSpec):
         return 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class MLAAttentionSpec(KVCacheSpec):
     """Multi-head latent attention: one latent vector a token that serves as key and value (DeepSeek-V2 paper, 2.1).
@@ -283,6 +295,7 @@ class MLAAttentionSpec(KVCacheSpec):
         return True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SlidingWindowMLASpec(MLAAttentionSpec):
     """A latent vector for each of the last `sliding_window` tokens."""
@@ -308,6 +321,7 @@ class SlidingWindowMLASpec(MLAAttentionSpec):
         return windowed_blocks(reach, self.block_size, max_model_len, max_in_flight_tokens) + 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class MambaSpec(KVCacheSpec):
     """A recurrent state: tensors of `shapes` and `dtypes`, one set a block (Mamba, Mamba-2, gated delta nets, KDA).

@@ -68,9 +68,9 @@ def test_truncating_cuts_tokens_and_hashes_and_makes_the_rest_the_prompt() -> No
     for token_id in (4, 5, 6, 7):
         a.append_token(token_id)
     Sha256BlockHasher(2).refresh(a)
-    a.truncate(5, hash_block_size=2)
+    a.truncate(5)
     assert (a.num_tokens, a.num_prompt_tokens, len(a.block_hashes)) == (5, 5, 2)
-    a.truncate(3, hash_block_size=2)
+    a.truncate(3)
     assert (a.num_tokens, a.num_prompt_tokens, len(a.block_hashes)) == (3, 3, 1)
     assert a.tokens.token_ids(0, 3) == [0, 1, 2]
 
@@ -79,7 +79,7 @@ def test_truncating_is_refused_while_running_and_beyond_the_tokens() -> None:
     a = request("a", 4)
     for num_tokens in (0, 5):
         with pytest.raises(RequestError, match=f"num_tokens={num_tokens}: request 'a' has 4 tokens"):
-            a.truncate(num_tokens, 2)
+            a.truncate(num_tokens)
     a.status = RequestStatus.RUNNING
     with pytest.raises(RequestError, match="request 'a' is running"):
-        a.truncate(2, 2)
+        a.truncate(2)

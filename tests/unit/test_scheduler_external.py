@@ -137,12 +137,12 @@ def test_a_load_that_claims_more_than_asked_counts_as_what_was_asked() -> None:
     assert engine.step().num_computed_tokens == [8]
 
 
-def test_a_load_nobody_waits_for_is_refused() -> None:
+def test_a_load_nobody_waits_for_changes_nothing() -> None:
     engine = Engine(8)
     engine.add("a", 6)
     for name in ("a", "stranger"):
-        with pytest.raises(RequestError, match=f"request_id='{name}': no external load of it is under way"):
-            engine.scheduler.external_load_finished(name, 4)
+        assert not engine.scheduler.external_load_finished(name, 4)
+    engine.check()
 
 
 def test_aborting_a_load_that_has_arrived_frees_at_once() -> None:
@@ -177,12 +177,10 @@ def test_a_load_reporting_after_its_lease_harms_nobody() -> None:
     engine.scheduler.abort("a")
     engine.steps(3)
     assert engine.manager.num_free_blocks == 8
-    with pytest.raises(RequestError, match="no external load of it is under way"):
-        engine.scheduler.external_load_finished("a", 8)
+    assert not engine.scheduler.external_load_finished("a", 8)
     engine.check()
 
 
-@pytest.mark.xfail(reason="two holders deadlock: loads are admitted without room for their lookahead slots")
 def test_loads_leave_room_for_the_lookahead_of_those_that_wait_with_them() -> None:
     engine = Engine(8, num_lookahead_tokens=4)
     for family, name in enumerate("ab"):

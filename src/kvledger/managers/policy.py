@@ -17,14 +17,15 @@ class DraftRule:
 
 @dataclass(frozen=True)
 class GroupPolicy:
-    """The same for all groups of a ledger, but for is_draft and max_admission_blocks.
+    """The same for all groups of a ledger, but for is_draft, max_admission_blocks and, without caching, the sizes.
 
     `hash_block_size`: tokens under one block hash. `hit_alignment`: hits end at its multiples. `base_block_size`: a
-    common multiple of all block sizes. `hits_inside_blocks`: hits may end at any hash unit. `is_draft`: the last block of this group's hits is dropped. `num_unsettled`:
-    tokens at the end of what is computed whose values may still change. `retention_interval`: sparse groups keep a
-    reusable tail once in so many tokens; 0 only where a prompt's replay can use it; -1 at every aligned boundary.
-    `max_admission_blocks`: most blocks that one request holds at a time; 0: no limit but its length.
-    `context_parallel_size`: ranks over which each block's tokens are spread, where the spec allows it.
+    common multiple of all block sizes. `hits_inside_blocks`: hits may end at any hash unit. `is_draft`: the last block
+    of this group's hits is dropped; `any_draft`: of some group's. `num_unsettled`: tokens at the end of what is
+    computed whose values may still change. `retention_interval`: sparse groups keep a reusable tail once in so many
+    tokens; 0 only where a prompt's replay can use it; -1 at every aligned boundary. `max_admission_blocks`: most
+    blocks that one request holds at a time. `context_parallel_size`: ranks over which each block's tokens are spread,
+    where the spec allows it. `pins_shared_prefix`: states are cached exactly where a shared prefix ends.
     """
 
     hash_block_size: int

@@ -52,3 +52,9 @@ class SchedulerConfig:
             )
         if self.max_steps_in_flight not in (1, 2):
             raise wrong_value("max_steps_in_flight", self.max_steps_in_flight, "not supported", "give 1 or 2")
+
+    @property
+    def max_prefill_chunk(self) -> int:
+        """Most prompt tokens that one request can get in a step."""
+        threshold = self.long_prefill_token_threshold
+        return min(threshold, self.max_num_batched_tokens) if threshold > 0 else self.max_num_batched_tokens

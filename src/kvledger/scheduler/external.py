@@ -59,14 +59,19 @@ class ExternalLoads:
     def start(self, request: Request) -> None:
         self.loading[request.request_id] = request
 
+    def is_awaited(self, request_id: str) -> bool:
+        """Whether a load of that request is under way and has not been reported."""
+        return request_id in self.orphans or (request_id in self.loading and request_id not in self._arrived)
+
     def finish(self, request_id: str, num_valid_tokens: int) -> Request | None:
-        """Notes an arrival; returns the request instead if it is an orphan, whose blocks may be freed now."""
+        """Notes an arrival; returns the request instead if it is an orphan, whose blocks may be freed now.
+
+        REQUIRES is_awaited.
+        """
         orphan = self.orphans.pop(request_id, None)
         if orphan is not None:
             del self._orphaned_at[request_id]
             return orphan
-        if request_id not in self.loading or request_id in self._arrived:
-            raise RequestError(f"request_id={request_id!r}: no external load of it is under way")
         self._arrived[request_id] = num_valid_tokens
         return None
 

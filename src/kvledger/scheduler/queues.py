@@ -71,7 +71,7 @@ class FCFSRequestQueue(RequestQueue):
 
 
 class PriorityRequestQueue(RequestQueue):
-    """Lowest (priority, arrival_time, request_id) first. O(log n); discard is lazy."""
+    """Lowest (priority, arrival_time, request_id) first. O(log n); discard O(n)."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, float, str]] = []
@@ -88,11 +88,7 @@ class PriorityRequestQueue(RequestQueue):
         self.add(request)
 
     def peek(self) -> Request:
-        while True:
-            request = self._requests.get(self._heap[0][2])
-            if request is not None:
-                return request
-            heappop(self._heap)
+        return self._requests[self._heap[0][2]]
 
     def pop(self) -> Request:
         request = self.peek()

@@ -21,6 +21,8 @@ class RunningPass:
     def schedule(self, step: StepBuilder) -> None:
         threshold = self._state.long_prefill_threshold()
         max_model_len = self._manager.max_model_len
+        clips_chunks = self._manager.clips_chunks
+        max_chunk = self._state.config.max_prefill_chunk
         running = self._state.running
         index = 0
         while index < len(running) and step.token_budget > 0:
@@ -30,11 +32,17 @@ class RunningPass:
                 num_new = threshold
             # The sampled token needs a position too, hence the 1.
             num_new = min(min(num_new, step.token_budget), max_model_len - request.num_computed_tokens - 1)
+            if num_new > 0 and clips_chunks:
+                num_new = self._manager.clip_chunk(request, request.num_computed_tokens, num_new, max_chunk)
             if num_new <= 0:
                 index += 1
                 continue
             new_blocks = self._manager.allocate_slots(request, num_new, num_lookahead_tokens=self._num_lookahead_tokens)
             if new_blocks is None:
+                if request.draft_token_ids and self._state.pool_error(request, request.num_computed_tokens + num_new):
+                    # The pool has no room for the drafts at all: go on without them.
+                    request.draft_token_ids = []
+                    continue
                 new_blocks = self._allocate_by_preempting(step, request, num_new)
                 if new_blocks is None:
                     if request.status is RequestStatus.FINISHED_ERROR:

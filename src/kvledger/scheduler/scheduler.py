@@ -13,7 +13,7 @@ of it is a prefix hit then. Decisions are vLLM's, step for step; docs/difference
 
 from typing import Final
 
-from kvledger.errors import RequestError, RequestTooLargeError, UnknownRequestError
+from kvledger.errors import RequestError, RequestTooLargeError, UnknownRequestError, wrong_value
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.request import Request, RequestStatus
 from kvledger.scheduler.config import SchedulerConfig
@@ -31,6 +31,13 @@ class Scheduler:
     def __init__(
         self, manager: KVCacheManager, config: SchedulerConfig, external_source: ExternalKVSource | None = None
     ) -> None:
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < manager.max_model_len:
+            raise wrong_value(
+                "max_num_batched_tokens",
+                config.max_num_batched_tokens,
+                f"a prompt of up to max_model_len={manager.max_model_len} must fit one step without chunked prefill",
+                "raise it, lower max_model_len, or enable_chunked_prefill=True",
+            )
         self.manager: Final = manager
         self.config: Final = config
         self._state: Final = SchedulerState(manager, config)
@@ -129,16 +136,12 @@ class Scheduler:
                 raise RequestError(f"child_ids: {child_id!r} is listed twice; ids must be unique")
         if self.num_running + len(child_ids) > self.config.max_num_seqs:
             return False
-        children: list[Request] = []
+        if self.manager.num_blocks_to_fork(parent) * len(child_ids) > self.manager.num_free_blocks:
+            return False
         for child_id in child_ids:
             child = parent.twin(child_id)
-            if self.manager.fork(parent, child) is None:
-                for made in children:
-                    self.manager.free(made)
-                return False
-            children.append(child)
-        for child in children:
-            self._state.start_fork(child, parent.num_computed_tokens - parent.num_in_flight_tokens)
+            self.manager.fork(parent, child)
+            self._state.start_fork(child, parent.num_processed_tokens)
         return True
 
     def update_draft_tokens(self, request_id: str, draft_token_ids: list[int]) -> None:
@@ -147,11 +150,18 @@ class Scheduler:
         if request is not None:
             request.draft_token_ids = [] if request.is_prefill_chunk else draft_token_ids
 
-    def external_load_finished(self, request_id: str, num_valid_tokens: int) -> None:
-        """An asynchronous load is done: the request's first num_valid_tokens tokens have values (0: it failed)."""
-        orphan = self._state.loads.finish(request_id, num_valid_tokens)
+    def external_load_finished(self, request_id: str, num_valid_tokens: int) -> bool:
+        """An asynchronous load is done: the request's first num_valid_tokens tokens have values (0: it failed).
+
+        False when nobody waits for it: its lease was over, or it was reported before.
+        """
+        loads = self._state.loads
+        if not loads.is_awaited(request_id):
+            return False
+        orphan = loads.finish(request_id, num_valid_tokens)
         if orphan is not None:
             self.manager.free(orphan)
+        return True
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forgets all cached content; False while requests hold blocks.
@@ -171,6 +181,7 @@ class Scheduler:
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             raise RequestError(f"{len(self._in_flight)} steps are in flight; call update_from_output first")
         self._step += 1
+        self.manager.start_step()
         state = self._state
         for orphan in state.loads.take_expired(self._step):
             self.manager.free(orphan)

@@ -39,17 +39,21 @@ class WaitingPass:
             queue = state.waiting_holders if len(state.waiting_holders) > 0 else state.waiting
             if len(queue) == 0:
                 break
-            request = queue.peek()
+            request = queue.pop()
             candidate = self._look_up(request) if self._is_ready(request) else None
             if candidate is None:
-                skipped.append(queue.pop())
+                skipped.append(request)
                 continue
             num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
             if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
-                if queue is state.waiting_holders and not self._manager.holds_blocks(request):
-                    skipped.append(queue.pop())  # its load failed: it holds nothing any more and waits like others
-                break
-            queue.pop()
+                error = state.pool_error(request, request.num_tokens)
+                if error is None:
+                    skipped.append(request)
+                    break
+                # It generated more than the pool takes before it was preempted: waiting cannot help.
+                state.finish(request, RequestStatus.FINISHED_ERROR)
+                step.output.errors[request.request_id] = error
+                continue
             request.num_computed_tokens = candidate.num_computed
             if candidate.asynchronous:
                 request.status = RequestStatus.WAITING_FOR_EXTERNAL_KV
@@ -87,9 +91,10 @@ class WaitingPass:
 
     def _look_up(self, request: Request) -> Candidate | None:
         """What the prefix cache and the external source have. None while the source does not know yet."""
-        if request.num_computed_tokens > 0:
+        if self._manager.holds_blocks(request):
             return Candidate(request, None, 0, False)
         hit = self._manager.get_computed_blocks(request)
+        request.shared_prefix_boundary = hit.shared_prefix_boundary
         if self._source is None:
             return Candidate(request, hit, 0, False)
         offer = self._source.lookup(request, hit.num_tokens)
@@ -115,18 +120,28 @@ class WaitingPass:
         ):
             # A lone decode joins a batch of decodes that verify drafts: it is padded with unknown drafts, so that every
             # row has the same length (CUDA graphs need that), or it waits.
-            return padded if padded <= step.token_budget else 0
+            if padded > step.token_budget:
+                return 0
+            # What does not get through in whole is not padded.
+            return padded if self._clip(candidate, padded) == padded else self._clip(candidate, 1)
         if 0 < threshold < num_new:
             num_new = threshold
         if not config.enable_chunked_prefill and num_new > step.token_budget:
             return 0
-        return min(num_new, step.token_budget)
+        return self._clip(candidate, min(num_new, step.token_budget))
+
+    def _clip(self, candidate: Candidate, num_new: int) -> int:
+        if not self._manager.clips_chunks:
+            return num_new
+        return self._manager.clip_chunk(
+            candidate.request, candidate.num_computed, num_new, self._config.max_prefill_chunk
+        )
 
     def _allocate(self, candidate: Candidate, num_new: int) -> bool:
         request = candidate.request
         rule = AdmissionRule(
             self._config.reserve_full_sequence,
-            self._num_blocks_spoken_for() if candidate.asynchronous else 0,
+            self._num_blocks_spoken_for(request) if candidate.asynchronous else 0,
             len(self._state.running) > 0,
         )
         blocks = self._manager.allocate_slots(
@@ -147,12 +162,17 @@ class WaitingPass:
                 self._source.allocated(request, block_ids, candidate.num_external)
         return True
 
-    def _num_blocks_spoken_for(self) -> int:
-        """Blocks that prompts in flight and loads under way still need to finish."""
-        num_blocks = 0
-        for request in self._state.running:
-            if request.is_prefill_chunk:
-                num_blocks += self._manager.num_blocks_missing(request)
-        for request in self._state.loads.loading.values():
-            num_blocks += self._manager.num_blocks_missing(request)
+    def _num_blocks_spoken_for(self, request: Request) -> int:
+        """Blocks that prompts in flight and loads under way still need to get to their first decode step, and what that
+        step will need of this request beyond its prompt."""
+        config = self._config
+        num_drafts = config.num_speculative_tokens + config.num_lookahead_tokens
+        num_more = 1 + num_drafts if num_drafts > 0 else 0
+        manager = self._manager
+        num_blocks = manager.num_blocks_missing(request, num_more) - manager.num_blocks_missing(request)
+        for other in self._state.running:
+            if other.is_prefill_chunk:
+                num_blocks += manager.num_blocks_missing(other, num_more)
+        for other in self._state.loads.loading.values():
+            num_blocks += manager.num_blocks_missing(other, num_more)
         return num_blocks
