@@ -77,4 +77,5 @@ def test_a_module_imports_only_its_own_and_lower_layers(module: str) -> None:
         assert root not in FORBIDDEN, f"{module} imports {name}; layers 1 to 6 get such things as arguments"
         if root == "kvledger":
             assert rest, f"{module} imports kvledger itself; import the module that has the name"
-            assert LAYERS[rest[0]] <= own_layer, f"{module} (layer {own_layer}) imports {name} (layer {LAYERS[rest[0]]})"
+            layer = LAYERS[rest[0]]
+            assert layer <= own_layer, f"{module} (layer {own_layer}) imports {name} (layer {layer})"
