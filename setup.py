@@ -52,9 +52,7 @@ def extensions() -> list[object]:
         return []
     from mypyc.build import mypycify
 
-    return mypycify(
-        ["--strict", *COMPILED], opt_level=os.environ.get("KVLEDGER_OPT_LEVEL", "3"), group_name="kvledger"
-    )
+    return mypycify(["--strict", *COMPILED], opt_level=os.environ.get("KVLEDGER_OPT_LEVEL", "3"), group_name="kvledger")
 
 
 # setup.py is also run for metadata only (egg_info, sdist), where compiling would be wasted. An editable install stays

@@ -58,9 +58,7 @@ class LedgerPair:
             enable_caching=self.enable_caching,
             watermark=watermark,
         )
-        self.theirs = reference.make_manager(
-            num_blocks, self.block_size, MAX_MODEL_LEN, self.enable_caching, watermark
-        )
+        self.theirs = reference.make_manager(num_blocks, self.block_size, MAX_MODEL_LEN, self.enable_caching, watermark)
         self.factory = reference.RequestFactory(self.block_size, self.enable_caching)
         # Few different texts, so that prefixes meet.
         self.texts = [[rng.randrange(50) for _ in range(MAX_MODEL_LEN)] for _ in range(3)]
@@ -251,7 +249,8 @@ class LedgerPair:
         self.num_calls += 1
         our_pool = self.ours._pool
         their_pool = self.theirs.block_pool
-        assert our_pool.free_queue.block_ids() == [b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()]
+        their_free_ids = [b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()]
+        assert our_pool.free_queue.block_ids() == their_free_ids
         assert [b.ref_cnt for b in our_pool.blocks[1:]] == [b.ref_cnt for b in their_pool.blocks[1:]]
         assert _index(our_pool) == _their_index(their_pool)
         assert [b.num_hash_tokens for b in our_pool.blocks] == [b.block_hash_num_tokens or 0 for b in their_pool.blocks]

@@ -96,9 +96,7 @@ def make_scheduler(
 ) -> Scheduler:
     """vLLM's Scheduler over a model that exists only as a config.json in `directory`."""
     _write_model_config(Path(directory), max_model_len)
-    model = ModelConfig(
-        model=directory, skip_tokenizer_init=True, dtype="float16", seed=0, max_model_len=max_model_len
-    )
+    model = ModelConfig(model=directory, skip_tokenizer_init=True, dtype="float16", seed=0, max_model_len=max_model_len)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
