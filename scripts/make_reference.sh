@@ -30,9 +30,9 @@ dir=$(cd "$dir" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 python=$dir/venv/bin/python
 
-# One builder at a time; the second finds the work done. flock is released however the builder ends.
+# One builder at a time; the second finds the work done. The lock goes however the builder ends. (macOS has no flock.)
 exec 9> "$dir/lock"
-flock 9
+if command -v flock > /dev/null; then flock 9; fi
 
 say() { echo "make_reference: $*" >&2; }
 has_stamp() { [ "$(cat "$dir/$1" 2> /dev/null)" = "$2" ]; }
