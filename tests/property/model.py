@@ -71,11 +71,12 @@ class Model:
 
     def cache(self, req: Request, num_tokens: int) -> None:
         for position in range(self.num_cached[req.request_id], num_tokens // self.block_size if self.caching else 0):
+            self.num_cached[req.request_id] = position + 1
             name = self.name(req, position + 1, self.epochs[req.request_id])
             block = self.tables[req.request_id][position]
-            self.content[block] = name
-            self.index.setdefault(name, []).append(block)
-            self.num_cached[req.request_id] = position + 1
+            if block not in self.content:  # else a fork that shares it was first
+                self.content[block] = name
+                self.index.setdefault(name, []).append(block)
 
     def share(self, blocks: Iterable[int]) -> None:
         for block in blocks:

@@ -19,13 +19,21 @@ from tests.helpers import other
 
 MAX_MODEL_LEN = 40
 PICK = st.integers(0, 99)
-OFFERS = st.sampled_from([None, ExternalHit(0), ExternalHit(3), ExternalHit(8)])
-LOADS = st.sampled_from([ExternalHit(5, asynchronous=True), ExternalHit(16, asynchronous=True)])
+PROMPTS = st.builds(
+    lambda shared, own, family: list(range(shared)) + other(own, family),
+    st.integers(0, 14),
+    st.integers(1, 10),
+    st.integers(1, 3),
+)
+OFFERS = st.sampled_from(
+    [ExternalHit(0)] * 4
+    + [None, ExternalHit(3), ExternalHit(8), ExternalHit(5, asynchronous=True), ExternalHit(16, asynchronous=True)]
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        usable=st.integers(3, 20),
+        num_slots=st.integers(12, 80),
         block_size=st.sampled_from([1, 2, 4]),
         steps_in_flight=st.integers(1, 2),
         seats=st.integers(1, 6),
@@ -45,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def build(
         self,
-        usable: int,
+        num_slots: int,
         block_size: int,
         steps_in_flight: int,
         seats: int,
@@ -56,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Without chunks, a prompt needs a budget that takes it whole.
         budget = budget if options["enable_chunked_prefill"] else MAX_MODEL_LEN
         self.engine = Engine(
-            usable,
+            num_slots // block_size,
             block_size,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=seats,
@@ -78,46 +86,33 @@ class SchedulerMachine(RuleBasedStateMachine):
     # Requests come and go
 
     @rule(
-        shared=st.integers(0, 16),
-        own=st.integers(1, 12),
-        family=st.integers(1, 3),
-        max_tokens=st.integers(1, 12),
+        prompts=st.lists(PROMPTS, min_size=1, max_size=4),
+        max_tokens=st.integers(1, 20),
         priority=st.integers(0, 2),
-        salt=st.sampled_from(["", "", "salt"]),
-        offer=OFFERS | LOADS,
-        abandoned=st.sampled_from([False, False, False, True]),
+        salt=st.sampled_from(["", "", "", "salt"]),
+        offer=OFFERS,
     )
     def add(
-        self,
-        shared: int,
-        own: int,
-        family: int,
-        max_tokens: int,
-        priority: int,
-        salt: str,
-        offer: ExternalHit | None,
-        abandoned: bool,
+        self, prompts: list[list[int]], max_tokens: int, priority: int, salt: str, offer: ExternalHit | None
     ) -> None:
-        self.num_made += 1
-        name = str(self.num_made)
-        self.engine.source.offers[name] = offer
-        prompt = list(range(shared)) + other(own, family)
-        num_blocks = -(-len(prompt) // self.engine.worker.block_size)
-        try:
-            self.added[name] = self.engine.add(
-                name, prompt, max_tokens=max_tokens, priority=priority, arrival_time=self.num_made, cache_salt=salt
-            )
-        except RequestTooLargeError:
-            assert num_blocks > self.engine.usable
-            return
-        assert num_blocks <= self.engine.usable
-        if abandoned:
-            self.abort(99)
+        for prompt in prompts:
+            self.num_made += 1
+            name = str(self.num_made)
+            self.engine.source.offers[name] = offer
+            num_blocks = -(-len(prompt) // self.engine.worker.block_size)
+            try:
+                self.added[name] = self.engine.add(
+                    name, prompt, max_tokens=max_tokens, priority=priority, arrival_time=self.num_made, cache_salt=salt
+                )
+            except RequestTooLargeError:
+                assert num_blocks > self.engine.usable
+            else:
+                assert num_blocks <= self.engine.usable
 
-    @rule(number=PICK)
-    def abort(self, number: int) -> None:
+    @rule(number=PICK, mind=st.integers(0, 3))
+    def abort(self, number: int, mind: int) -> None:
         name = self.pick(number)
-        if name is not None:
+        if name is not None and mind == 3:
             self.engine.scheduler.abort(name)
             self.aborted.add(name)
             self.engine.check()
@@ -128,7 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if name is None:
             return
         parent = self.engine.scheduler.get_request(name)
-        if parent.num_computed_tokens == parent.num_in_flight_tokens:
+        if parent.num_computed_tokens <= parent.num_in_flight_tokens:
             return
         names = [str(self.num_made + child) for child in range(1, num_children + 1)]
         self.num_made += num_children
@@ -188,7 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.source.offers[name] = ExternalHit(0)
         self.engine.check()
 
-    @rule(number=PICK, offer=OFFERS | LOADS)
+    @rule(number=PICK, offer=OFFERS)
     def source_changes(self, number: int, offer: ExternalHit | None) -> None:
         name = self.pick(number, RequestStatus.WAITING, RequestStatus.PREEMPTED)
         if name is not None:
@@ -221,6 +216,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             engine.source.offers.clear()
             for name in self.loading():
                 engine.load(name)
+            if engine.config.external_lease_steps == 0:  # else a load that never reports must not matter
+                for name in list(scheduler._state.loads.orphans):
+                    scheduler.external_load_finished(name, 0)
             if len(engine.in_flight) == engine.config.max_steps_in_flight:
                 engine.deliver()
             elif scheduler.has_unfinished_requests:
@@ -229,9 +227,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 engine.deliver()
             else:
                 break
-        for name in list(scheduler._state.loads.orphans):
-            scheduler.external_load_finished(name, 0)
-        engine.step()
+        for _ in range(engine.config.external_lease_steps + 1):
+            engine.step()
         assert engine.manager.num_free_blocks == engine.usable
         assert scheduler.num_blocks_held_by_orphans == 0
         assert set(engine.finished) | self.aborted == set(self.added)

@@ -300,5 +300,7 @@ def test_check_finds_what_does_not_agree() -> None:
     broken(set_ref_cnt(1, 0), "free and in the queue must agree")
     broken(set_ref_cnt(3, 1), "free and in the queue must agree")
     broken(set_ref_cnt(0, 1), "the null block is held or cached")
+    broken(lambda pool: setattr(pool.blocks[1], "block_hash", b"x"), "listed under a strange hash")
+    broken(lambda pool: pool.indexes[0].insert(b"a", pool.blocks[2]), "listed under a strange hash")
     broken(lambda pool: pool.indexes[0].clear(), "carry a hash and the blocks in the prefix indexes differ")
     broken(lambda pool: setattr(pool, "_num_free_cached", 1), "count of free cached blocks is wrong")

@@ -189,7 +189,7 @@ def test_b29_ten_thousand_requests_leave_nothing_behind() -> None:
     scheduler.schedule()
     for container in (state.requests, state.running, state.finished_ids, state.preempted_ids, state.forked_ids):
         assert len(container) == 0
-    for container in (state.loads.loading, state.loads.orphans, coordinator._held, coordinator._retained):
+    for container in (state.loads.loading, state.loads.orphans, coordinator._held, coordinator.copies.holders()):
         assert len(container) == 0
     assert len(pool_of(engine.manager).indexes[0]) <= 8
 

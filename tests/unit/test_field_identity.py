@@ -5,10 +5,19 @@ from typing import Any
 
 import pytest
 
-from kvledger import Adapter, ChainedBlockHasher, MultiModalItem, Sha256BlockHasher
+from kvledger import (
+    Adapter,
+    ChainedBlockHasher,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+    MultiModalItem,
+    Sha256BlockHasher,
+)
 from kvledger.scheduler import ExternalHit
 from tests.engine import Engine
-from tests.helpers import admit, cached_ids, decode, hit, leave, ledger, other, request
+from tests.helpers import admit, cached_ids, hit, leave, ledger, other, request
 
 
 def shares(first: dict[str, Any], second: dict[str, Any], **options: Any) -> bool:
@@ -106,18 +115,18 @@ def test_b38_reset_fails_loudly_or_conserves_blocks_by_force() -> None:
 
 
 def test_b39_a_block_is_named_by_all_the_hash_units_in_it() -> None:
-    manager = ledger(usable=8, block_size=16, hasher=Sha256BlockHasher(4))
+    # Hash unit 4, groups with blocks of 4 and of 16 tokens: a hit is one for both groups.
+    groups = tuple(KVCacheGroupSpec((f"layer.{size}",), FullAttentionSpec(size, 1, 8)) for size in (4, 16))
+    manager = KVCacheManager(KVCacheConfig(40, groups), 4096, hasher=Sha256BlockHasher(4))
     first = request("first", 40)
     admit(manager, first)
     assert len(first.block_hashes) == 10
+    assert [len(blocks) for blocks in manager.get_block_ids("first")] == [10, 3]
     assert hit(manager, request("twelve tokens", list(range(12)) + other(30))) == 0
     assert hit(manager, request("sixteen tokens", list(range(16)) + other(30))) == 16
     assert hit(manager, request("all", 41)) == 32
-    leave(manager, first)
-    grown = request("grown", 31)
-    admit(manager, grown)
-    decode(manager, grown, 2, first_token=0)
-    assert hit(manager, request("all", [*range(31), 32, 33])) == 16
+    named = {block.block_hash: int(block.num_hash_tokens) for block in manager.get_blocks("first").blocks[1][:2]}
+    assert named == {first.block_hashes[3]: 16, first.block_hashes[7]: 32}
 
 
 def test_b41_a_transfer_that_can_happen_once_is_not_waited_for_twice() -> None:

@@ -68,10 +68,10 @@ def test_clear_forgets_everything() -> None:
     assert index.get(H) is None
 
 
-def test_check_finds_a_block_under_a_foreign_hash_and_one_listed_twice() -> None:
+def test_check_finds_later_blocks_without_a_first() -> None:
     _, a, b = make_blocks(3)
     index = index_of(a, b)
     index.check()
-    b.block_hash = OTHER
-    with pytest.raises(InvariantError, match="listed under a hash not its own"):
+    index._first.clear()
+    with pytest.raises(InvariantError, match="later blocks without a first one"):
         index.check()

@@ -635,3 +635,21 @@ def test_check_finds_a_request_in_the_wrong_place() -> None:
     engine.manager.free(running)
     with pytest.raises(InvariantError, match="'a' runs without blocks"):
         engine.scheduler.check()
+
+
+def test_a_fork_while_a_step_is_in_flight_is_copied_by_the_next_one() -> None:
+    engine = Engine(12)
+    engine.add("a", 9, max_tokens=5)
+    engine.step()
+    engine.tokens["b"] = []
+    in_flight = engine.schedule()
+    assert engine.scheduler.fork("a", ["b"])
+    assert in_flight.block_copies == []
+    engine.deliver()
+    output = engine.schedule()
+    # 9 of the parent's tokens are computed and back; its 10th was in flight.
+    assert [(c.source_block_id, c.target_block_id) for c in output.block_copies] == [(3, 4)]
+    assert output.num_tokens_by_request() == {"a": 1, "b": 1}
+    engine.deliver()
+    engine.run()
+    assert set(engine.finished) == {"a", "b"}

@@ -98,6 +98,22 @@ def test_a_failed_load_starts_over() -> None:
     assert engine.finished == {"a": "FINISHED_LENGTH"}
 
 
+def test_a_failed_load_that_does_not_fit_any_more_waits_with_the_others() -> None:
+    engine = Engine(8)
+    engine.add("b", other(13), max_tokens=6)
+    engine.step()
+    waiting_for_load(engine, "a", 16, 8, max_tokens=2)
+    engine.step()
+    engine.source.offers["a"] = ExternalHit(0)
+    engine.steps(2)
+    # b holds 5 blocks by now, so the whole prompt of a does not fit when its 2 blocks are given back.
+    engine.load("a", 0)
+    assert engine.step().request_ids == ["b"]
+    assert not engine.manager.holds_blocks(engine.scheduler.get_request("a"))
+    engine.run()
+    assert set(engine.finished) == {"a", "b"}
+
+
 def test_a_load_that_arrives_in_part_is_used_in_part() -> None:
     engine = Engine(8)
     waiting_for_load(engine, "a", 10, 8)

@@ -255,6 +255,8 @@ class SingleTypeKVCacheManager(ABC):
             if block.block_id == 0 or (keep is not None and not keep[index - start]):
                 continue
             end = index + 1
+            if block.block_hash is not None and block.num_hash_tokens >= end * self.block_size:
+                continue  # shared by a fork from when it was full and not cached yet; the other holder was first
             self.pool.cache_block(block, hashes[end * per_block - 1], self.group_id, end * self.block_size)
             cached.append(block)
         held.num_cached_blocks = num_full
