@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvledger
+from kvledger.cli import main
 
 # The installed package: the compiled build ships its sources too.
 PACKAGE = Path(kvledger.__file__).parent
@@ -72,6 +73,11 @@ def test_one_build_is_loaded_and_it_is_the_expected_one() -> None:
 def test_build_info_names_the_loaded_build() -> None:
     is_pure = (importlib.import_module("kvledger.block_pool").__file__ or "").endswith(".py")
     assert kvledger.build_info() == f"kvledger {kvledger.__version__} ({'pure Python' if is_pure else 'compiled'})"
+
+
+def test_the_version_option_names_the_loaded_build(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == kvledger.build_info() + "\n"
 
 
 @pytest.mark.parametrize("module", core_modules())
