@@ -57,4 +57,9 @@ def extensions() -> list[object]:
 
 # setup.py is also run for metadata only (egg_info, sdist), where compiling would be wasted. An editable install stays
 # pure: compiled files beside the sources would hide later edits.
-setup(ext_modules=extensions() if {"bdist_wheel", "build_ext", "build"} & set(sys.argv) else [])
+builds = bool({"bdist_wheel", "build_ext", "build"} & set(sys.argv))
+if builds:
+    # An earlier build's copies would be packed once more, with modules that are gone by now.
+    for copies in Path("build").glob("lib*"):
+        shutil.rmtree(copies)
+setup(ext_modules=extensions() if builds else [])

@@ -52,7 +52,7 @@ def core_modules() -> list[str]:
 
 def imported_names(module: str) -> list[str]:
     names: list[str] = []
-    for node in ast.walk(ast.parse(PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text())):
+    for node in ast.walk(ast.parse(PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
