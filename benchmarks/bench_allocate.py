@@ -1,7 +1,7 @@
 """What does one decode step of one request cost the ledger, by what it does to blocks? Append the token, allocate."""
 
 from benchmarks.bench_decode_step import OursWithAppend, TheirsWithAppend
-from benchmarks.measure import Row, Side, compare
+from benchmarks.measure import Row, Side, compare, num_runs
 from benchmarks.subjects import BLOCK_SIZE, prompts
 
 QUESTION = "append + allocate_slots, by phase"
@@ -35,7 +35,7 @@ def run(quick: bool) -> list[Row]:
 
 def _row(case: str, phase: int, repeats: int) -> Row:
     # A round of all phases for each timed step.
-    num_blocks = NUM_RUNNING * (PROMPT_TOKENS // BLOCK_SIZE + repeats + 8) + 1
+    num_blocks = NUM_RUNNING * (PROMPT_TOKENS // BLOCK_SIZE + num_runs(repeats) + 4) + 1
     same_length = prompts(NUM_RUNNING, PROMPT_TOKENS, seed=4)
     ours, theirs = OursWithAppend(same_length, num_blocks), TheirsWithAppend(same_length, num_blocks)
     sides = at_one_phase(ours, phase), at_one_phase(theirs, phase)

@@ -4,7 +4,7 @@ vLLM hashes a block that became full when its last token is appended, ours withi
 that hash to us alone; the rows "with append" bill it to both.
 """
 
-from benchmarks.measure import Row, Side, compare
+from benchmarks.measure import Row, Side, compare, num_runs
 from benchmarks.subjects import (
     BLOCK_SIZE,
     decoding_prompts,
@@ -94,7 +94,7 @@ def run(quick: bool) -> list[Row]:
         for num_running in (64, 256, 1024):
             # Whole rounds of all phases.
             repeats = BLOCK_SIZE if quick else BLOCK_SIZE * (4 if num_running == 1024 else 12)
-            num_blocks = num_running * (256 + repeats + 3 * BLOCK_SIZE) // BLOCK_SIZE + 1
+            num_blocks = num_running * (256 + num_runs(repeats) + 3 * BLOCK_SIZE) // BLOCK_SIZE + 1
             prompts = decoding_prompts(num_running)
             sides = ours(prompts, num_blocks), theirs(prompts, num_blocks)
             rows.append(compare(QUESTION, f"{num_running} running{suffix}", *sides, repeats, per=num_running))

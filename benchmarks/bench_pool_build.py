@@ -65,7 +65,7 @@ def run(quick: bool) -> list[Row]:
             continue
         repeats = 3 if quick or num_blocks == 1_000_000 else 9
         sides = Builder(build_ours, num_blocks), Builder(build_theirs, num_blocks)
-        rows.append(compare("building a pool", name, *sides, repeats, warm_up=1))
+        rows.append(compare("building a pool", name, *sides, repeats))
     ours, theirs = (megabytes(build, num_blocks) for build in (build_ours, build_theirs))
     rows.append(Row("memory of a pool", name, "MB", ours, theirs, 0.0, 0.0, 1))
     ours, theirs = (collection_us(build, num_blocks, 3) for build in (build_ours, build_theirs))

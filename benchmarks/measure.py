@@ -1,14 +1,24 @@
-"""How everything here is measured: both sides in one process, by turns, CPU time of the thread, medians.
+"""How everything here is measured: both sides in one process, in turns, CPU time of the thread, medians.
 
-By turns, because the machine's speed drifts: a ratio of two medians taken minutes apart means little. CPU time, because
-other processes share the cores. The garbage collector is off while a side runs, since it would bill one side for what
-the other left behind.
+In turns, because the machine's speed drifts: a ratio of two medians taken minutes apart means little. A turn is a burst
+of runs whose first are not counted: they find the other side's data in the CPU's caches, which costs the smaller side
+most. CPU time, because other processes share the cores. The garbage collector is off while a side runs, since it would
+bill one side for what the other left behind.
 """
 
 import gc
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import thread_time_ns
+
+# Runs of a burst that count, and those before them that do not.
+BURST = 8
+WARM_UP = 2
+
+
+def num_runs(repeats: int) -> int:
+    """How often run() is called for that many counted repeats: benchmarks that grow need room for it."""
+    return repeats + WARM_UP * -(-repeats // BURST)
 
 
 class Side:
@@ -42,23 +52,19 @@ class Row:
         return self.theirs / self.ours
 
 
-def compare(question: str, case: str, ours: Side, theirs: Side, repeats: int, *, per: int = 1, warm_up: int = 3) -> Row:
-    """Runs both sides by turns. `per`: operations in one run; times are per operation, in microseconds."""
+def compare(question: str, case: str, ours: Side, theirs: Side, repeats: int, *, per: int = 1) -> Row:
+    """Runs both sides in turns. `per`: operations in one run; times are per operation, in microseconds."""
     our_times: list[float] = []
     their_times: list[float] = []
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        for number in range(warm_up + repeats):
+        for start in range(0, repeats, BURST):
+            num_counted = min(BURST, repeats - start)
             for side, times in ((ours, our_times), (theirs, their_times)):
-                side.before()
-                start = thread_time_ns()
-                side.run()
-                end = thread_time_ns()
-                side.after()
-                if number >= warm_up:
-                    times.append((end - start) / per / 1000)
+                burst = [_time(side) for _ in range(WARM_UP + num_counted)]
+                times += [nanoseconds / per / 1000 for nanoseconds in burst[WARM_UP:]]
     finally:
         gc.enable()
         gc.unfreeze()
@@ -72,6 +78,15 @@ def compare(question: str, case: str, ours: Side, theirs: Side, repeats: int, *,
         _spread(their_times),
         repeats,
     )
+
+
+def _time(side: Side) -> int:
+    side.before()
+    start = thread_time_ns()
+    side.run()
+    end = thread_time_ns()
+    side.after()
+    return end - start
 
 
 def _spread(times: list[float]) -> float:
