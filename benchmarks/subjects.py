@@ -7,34 +7,24 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager as TheirManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request as TheirRequest
 
-from kvledger import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheManager,
-    Request,
-    make_block_hasher,
-)
+from kvledger import KVCacheManager, Request, make_block_hasher
 from tests.side_by_side import reference
+from tests.side_by_side.layouts import Group, Layout
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 65_536
+LAYOUT = Layout("full", (Group("full", BLOCK_SIZE),))
 # Our name of a hash function -> vLLM's.
 HASHES = {"sha256": "sha256", "xxh3": "xxhash"}
 
 
-def our_config(num_blocks: int) -> KVCacheConfig:
-    spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype="float16")
-    return KVCacheConfig(num_blocks, (KVCacheGroupSpec(("layer.0",), spec),))
-
-
 def our_manager(num_blocks: int, hash_name: str = "sha256") -> KVCacheManager:
     hasher = make_block_hasher(hash_name, BLOCK_SIZE)
-    return KVCacheManager(our_config(num_blocks), MAX_MODEL_LEN, hasher=hasher)
+    return KVCacheManager(LAYOUT.our_config(num_blocks), MAX_MODEL_LEN, hasher=hasher)
 
 
 def their_manager(num_blocks: int) -> TheirManager:
-    return reference.make_manager(num_blocks, BLOCK_SIZE, MAX_MODEL_LEN, True, 0.0)
+    return reference.make_manager(LAYOUT, num_blocks, MAX_MODEL_LEN)
 
 
 def their_factory(hash_name: str = "sha256") -> reference.RequestFactory:

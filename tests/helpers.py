@@ -3,6 +3,7 @@
 manager = ledger(usable=8)            a KVCacheManager with 8 usable blocks of 4 tokens
 a = request("a", 10)                  a request with the prompt 0 .. 9
 admit(manager, a)                     looked up, given slots for the rest of its prompt, and computed
+a = admitted(manager, "a", 10)        both in one
 decode(manager, a)                    one more token: appended, given a slot, computed
 ids(manager, a), hit(manager, b)      its block ids; how many tokens of b the prefix cache has
 leave(manager, a)                     finished or preempted: its blocks go back
@@ -59,6 +60,13 @@ def admit(
     if blocks is not None:
         req.num_computed_tokens = found.num_tokens + options.get("num_external_computed_tokens", 0) + num_new
     return blocks
+
+
+def admitted(manager: KVCacheManager, request_id: str, prompt: int | list[int] | bytes, **options: Any) -> Request:
+    """A request whose prompt was just computed whole."""
+    req = request(request_id, prompt, **options)
+    assert admit(manager, req) is not None, "the pool is full"
+    return req
 
 
 def decode(manager: KVCacheManager, req: Request, num_tokens: int = 1, first_token: int = 900_000) -> list[int]:

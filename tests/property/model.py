@@ -4,6 +4,9 @@ from collections.abc import Iterable
 
 from kvledger import AdmissionRule, Request
 
+# What a cached block is known by: (epoch, salt, all tokens up to its end).
+Content = tuple[int, str, tuple[int, ...]]
+
 
 def cdiv(value: int, divisor: int) -> int:
     return -(-value // divisor)
@@ -15,14 +18,14 @@ class Model:
         self.watermark_blocks = watermark_blocks
         self.free_order = list(range(1, usable + 1))
         self.ref_cnt = dict.fromkeys(self.free_order, 0)
-        self.index: dict[object, list[int]] = {}  # content -> its blocks, first one first
-        self.content: dict[int, object] = {}  # block -> content
+        self.index: dict[Content, list[int]] = {}  # content -> its blocks, first one first
+        self.content: dict[int, Content] = {}
         self.tables: dict[str, list[int]] = {}
         self.num_cached: dict[str, int] = {}
         self.epoch = 0
         self.epochs: dict[str, int] = {}
 
-    def name(self, req: Request, num_blocks: int, epoch: int) -> object:
+    def name(self, req: Request, num_blocks: int, epoch: int) -> Content:
         return epoch, req.cache_salt, tuple(req.tokens.token_ids(0, num_blocks * self.block_size))
 
     def lookup(self, req: Request) -> list[int]:

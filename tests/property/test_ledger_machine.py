@@ -242,8 +242,8 @@ class LedgerMachine(RuleBasedStateMachine):
         # The names of contents differ (hashes there, tokens here); the blocks under each name may not.
         indexed = sorted([int(block.block_id) for block in blocks] for blocks in pool.indexes[0].blocks().values())
         assert indexed == sorted(model.index.values())
-        for (_, _, tokens), blocks in model.index.items():  # type: ignore[misc]
-            assert {int(pool.blocks[block].num_hash_tokens) for block in blocks} == {len(tokens)}
+        for name, blocks in model.index.items():
+            assert {int(pool.blocks[block].num_hash_tokens) for block in blocks} == {len(name[2])}
         occupancy = manager.occupancy()
         assert occupancy.live == self.usable - len(model.free_order)
         assert occupancy.cached == sum(block in model.content for block in model.free_order)

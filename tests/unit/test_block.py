@@ -77,9 +77,9 @@ def test_a_block_out_of_the_queue_cannot_be_removed_nor_one_in_it_added() -> Non
         free.remove(block)
     with pytest.raises(BlockError, match="block 0 is not in the free queue"):
         free.remove(blocks[0])
-    for add in (lambda: free.append(blocks[2]), lambda: free.prepend_n([blocks[2]]), lambda: free.append(blocks[0])):
+    for add, again in ((free.append_n, 2), (free.prepend_n, 2), (free.append_n, 0)):
         with pytest.raises(BlockError, match="in the free queue already"):
-            add()
+            add([blocks[again]])
     assert free.block_ids() == [2, 3]
     free.check()
 

@@ -1,6 +1,7 @@
 """The block pool: taking, sharing, freeing, caching, evicting, and errors that change nothing."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -129,7 +130,59 @@ def test_only_a_held_block_without_a_hash_can_be_cached() -> None:
     pool = BlockPool(4)
     (a,) = take(pool, 1, b"a")
     for block in (a, pool.blocks[2], pool.null_block):
-        refuses(pool, "cannot be cached", lambda block=block: pool.cache_block(block, b"x", 0, 16))
+        refuses(pool, "cannot be cached", partial(pool.cache_block, block, b"x", 0, 16))
+
+
+def test_a_full_block_drops_the_shorter_prefixes_it_answered_for() -> None:
+    journal = Journal()
+    pool = BlockPool(4, observer=journal)
+    (a,) = take(pool, 1)
+    pool.cache_partial_block(a, b"4 tokens", 0, 4)
+    pool.cache_partial_block(a, b"4 tokens", 0, 4)
+    assert pool.get_cached_block(b"4 tokens", 0) is a
+    pool.cache_partial_block(a, b"8 tokens", 0, 8)
+    assert pool.get_cached_block(b"4 tokens", 0) is None
+    pool.cache_block(a, b"full", 0, 16)
+    assert pool.get_cached_block(b"8 tokens", 0) is None
+    assert (a.block_hash, a.num_hash_tokens) == (b"full", 16)
+    assert journal.evicted == [(1, EvictionCause.PROMOTED)] * 2
+    pool.check()
+
+
+def test_a_full_block_may_answer_for_a_shorter_prefix_too_and_loses_both_at_once() -> None:
+    pool = BlockPool(4)
+    (a,) = take(pool, 1, b"full")
+    pool.cache_partial_block(a, b"12 tokens", 0, 12)
+    assert pool.get_cached_block(b"full", 0) is pool.get_cached_block(b"12 tokens", 0) is a
+    pool.check()
+    pool.evict_blocks([1])
+    assert pool.get_cached_block(b"full", 0) is pool.get_cached_block(b"12 tokens", 0) is None
+    pool.check()
+    refuses(pool, "cannot be cached: it is free", lambda: pool.cache_partial_block(pool.blocks[3], b"x", 0, 4))
+
+
+def test_reset_takes_every_hash_of_a_block() -> None:
+    pool = BlockPool(4)
+    (a,) = take(pool, 1, b"full")
+    pool.cache_partial_block(a, b"12 tokens", 0, 12)
+    pool.free_blocks([a])
+    assert pool.reset_prefix_cache()
+    assert len(pool.indexes[0]) == 0
+    pool.check()
+
+
+def test_hashes_move_together_to_a_block_without_any() -> None:
+    pool = BlockPool(5)
+    a, b, c = take(pool, 3, b"full")
+    pool.cache_partial_block(a, b"12 tokens", 0, 12)
+    pool.move_hashes(a, b)
+    assert pool.get_cached_block(b"full", 0) is pool.get_cached_block(b"12 tokens", 0) is b
+    assert (a.block_hash, b.num_hash_tokens) == (None, 16)
+    pool.move_hashes(a, c)
+    assert c.block_hash is None
+    pool.check()
+    for target in (b, pool.blocks[4]):
+        refuses(pool, "cannot take over hashes", partial(pool.move_hashes, c, target))
 
 
 def test_freeing_twice_is_an_error_that_changes_nothing() -> None:

@@ -10,6 +10,7 @@ from kvledger.scheduler import ExternalHit
 from tests.engine import Engine
 from tests.helpers import (
     admit,
+    admitted,
     cached_ids,
     draft,
     free_order,
@@ -83,8 +84,7 @@ def test_b18_every_wrong_free_is_loud_and_harmless() -> None:
 @pytest.mark.parametrize("first", ["parent", "child"])
 def test_b19_a_fork_of_three_shared_blocks_is_freed_once(first: str) -> None:
     manager = ledger(usable=4)
-    parent = request("parent", 12)
-    admit(manager, parent)
+    parent = admitted(manager, "parent", 12)
     child = parent.twin("child")
     manager.fork(parent, child)
     assert ids(manager, parent) == ids(manager, child) == [1, 2, 3]
@@ -98,8 +98,7 @@ def test_b19_a_fork_of_three_shared_blocks_is_freed_once(first: str) -> None:
 @pytest.mark.parametrize("accepted", range(4))
 def test_b21_rejected_drafts_leak_no_block(offset: int, accepted: int) -> None:
     manager = ledger(usable=16)
-    a = request("a", 5 + offset)
-    admit(manager, a)
+    a = admitted(manager, "a", 5 + offset)
     for _ in range(8):
         draft(manager, a, num_drafts=3, num_accepted=accepted)
         # The step had 4 slots from where it began; whatever was not accepted is used by the next one.
@@ -187,17 +186,15 @@ def test_b29_ten_thousand_requests_leave_nothing_behind() -> None:
             scheduler.update_from_output(output, [[1]] * len(output.request_ids))
             assert len(state.finished_ids) <= 8
     scheduler.schedule()
-    for container in (state.requests, state.running, state.finished_ids, state.preempted_ids, state.forked_ids):
-        assert len(container) == 0
-    for container in (state.loads.loading, state.loads.orphans, coordinator._held, coordinator.copies.holders()):
-        assert len(container) == 0
+    assert sum(map(len, (state.requests, state.running, state.finished_ids, state.preempted_ids))) == 0
+    assert sum(map(len, (state.forked_ids, state.loads.loading, state.loads.orphans))) == 0
+    assert len(coordinator._held) + len(coordinator.copies.holders()) == 0
     assert len(pool_of(engine.manager).indexes[0]) <= 8
 
 
 def test_b47_a_request_does_not_evict_what_it_hits() -> None:
     manager = ledger(usable=6)
-    p = request("p", 16)
-    admit(manager, p)
+    p = admitted(manager, "p", 16)
     leave(manager, p)
     # The cached blocks are at the end of the queue; spend the two in front so that they come first.
     admit(manager, request("q", other(8)))
@@ -218,8 +215,7 @@ def test_b50_blocks_that_serve_nobody_are_reused_first() -> None:
     admit(manager, b)
     assert ids(manager, b) == [3, 4]
     leave(manager, b)
-    c = request("c", other(1, 3))
-    admit(manager, c)
+    c = admitted(manager, "c", other(1, 3))
     assert ids(manager, c) == [4]
     assert hit(manager, request("again", 9)) == 8
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvledger.scheduler import ExternalHit
 from tests.engine import Engine
-from tests.helpers import admit, cached_ids, draft, ids, ledger, request
+from tests.helpers import admitted, cached_ids, draft, ids, ledger
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(11, 8), (12, 8), (13, 12)])
@@ -42,8 +42,7 @@ def test_b57_local_and_external_tokens_leave_one_to_compute(
 
 def test_b59_rejected_drafts_in_a_full_pool_are_never_cached() -> None:
     manager = ledger(usable=4)
-    a = request("a", 8)
-    admit(manager, a)
+    a = admitted(manager, "a", 8)
     for _ in range(7):
         assert draft(manager, a, num_drafts=7, num_accepted=0) is not None or manager.num_free_blocks == 0
         manager.check()

@@ -17,7 +17,7 @@ from kvledger import (
 )
 from kvledger.scheduler import ExternalHit
 from tests.engine import Engine
-from tests.helpers import admit, cached_ids, hit, leave, ledger, other, request
+from tests.helpers import admit, admitted, cached_ids, hit, leave, ledger, other, request
 
 
 def shares(first: dict[str, Any], second: dict[str, Any], **options: Any) -> bool:
@@ -93,8 +93,7 @@ def test_b37_a_resumed_session_is_hashed_by_its_tokens() -> None:
 
 def test_b38_a_new_epoch_means_no_hits() -> None:
     manager = ledger(usable=8)
-    p = request("p", 9)
-    admit(manager, p)
+    p = admitted(manager, "p", 9)
     leave(manager, p)
     assert hit(manager, request("again", 9)) == 8
     manager.start_epoch()
@@ -118,8 +117,7 @@ def test_b39_a_block_is_named_by_all_the_hash_units_in_it() -> None:
     # Hash unit 4, groups with blocks of 4 and of 16 tokens: a hit is one for both groups.
     groups = tuple(KVCacheGroupSpec((f"layer.{size}",), FullAttentionSpec(size, 1, 8)) for size in (4, 16))
     manager = KVCacheManager(KVCacheConfig(40, groups), 4096, hasher=Sha256BlockHasher(4))
-    first = request("first", 40)
-    admit(manager, first)
+    first = admitted(manager, "first", 40)
     assert len(first.block_hashes) == 10
     assert [len(blocks) for blocks in manager.get_block_ids("first")] == [10, 3]
     assert hit(manager, request("twelve tokens", list(range(12)) + other(30))) == 0

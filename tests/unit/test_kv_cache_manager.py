@@ -1,6 +1,7 @@
 """KVCacheManager: ranges, admission, caching, forks, copies, statistics and misuse."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,7 @@ from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestE
 from tests.helpers import (
     Journal,
     admit,
+    admitted,
     cached_ids,
     decode,
     draft,
@@ -62,8 +64,7 @@ def test_a_hit_is_whole_blocks_of_at_most_all_but_one_token(num_tokens: int, exp
 
 def test_a_lookup_changes_nothing() -> None:
     manager = ledger(usable=8)
-    a = request("a", 13)
-    admit(manager, a)
+    a = admitted(manager, "a", 13)
     leave(manager, a)
     before = snapshot(pool_of(manager))
     assert hit(manager, request("b", 13)) == 12
@@ -72,8 +73,7 @@ def test_a_lookup_changes_nothing() -> None:
 
 def test_a_hit_ends_at_the_first_block_that_is_gone() -> None:
     manager = ledger(usable=8)
-    a = request("a", 17)
-    admit(manager, a)
+    a = admitted(manager, "a", 17)
     manager.evict_blocks([ids(manager, a)[2]])
     assert hit(manager, request("b", 17)) == 8
 
@@ -93,8 +93,7 @@ def test_two_that_computed_the_same_keep_their_own_blocks_and_the_first_answers(
     found_b = manager.get_computed_blocks(b)
     admit(manager, a)
     admit(manager, b, found=found_b)
-    c = request("c", 5)
-    admit(manager, c)
+    c = admitted(manager, "c", 5)
     assert (ids(manager, a), ids(manager, b), ids(manager, c)) == ([1, 2], [3, 4], [1, 5])
     leave(manager, a)
     leave(manager, c)
@@ -164,8 +163,7 @@ def test_delayed_blocks_are_cached_when_they_arrive() -> None:
 
 def test_drafts_get_slots_and_are_never_cached() -> None:
     manager = ledger(usable=8)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     draft(manager, a, num_drafts=6, num_accepted=0)
     assert len(ids(manager, a)) == 4
     assert cached_ids(manager) == [1]
@@ -177,8 +175,7 @@ def test_drafts_get_slots_and_are_never_cached() -> None:
 
 def test_accepted_drafts_are_cached_by_the_next_step() -> None:
     manager = ledger(usable=8)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     draft(manager, a, num_drafts=6, num_accepted=6)
     assert (a.num_tokens, cached_ids(manager)) == (13, [1])
     decode(manager, a)
@@ -306,7 +303,7 @@ def test_freeing_twice_or_an_unknown_request() -> None:
     leave(manager, a)
     refuses(manager, UnknownRequestError, "never admitted, or freed already", lambda: manager.free(a))
     for ask in (manager.get_blocks, manager.get_block_ids):
-        refuses(manager, UnknownRequestError, "'a'", lambda ask=ask: ask("a"))
+        refuses(manager, UnknownRequestError, "'a'", partial(ask, "a"))
     refuses(manager, UnknownRequestError, "'a'", lambda: manager.cache_blocks(a, 4))
 
 
@@ -328,8 +325,7 @@ def test_a_lookup_or_a_hit_for_a_request_that_holds_blocks() -> None:
 
 def test_reuse_after_free() -> None:
     manager = ledger(usable=4)
-    a = request("a", 5)
-    admit(manager, a)
+    a = admitted(manager, "a", 5)
     manager.free(a)
     refuses(
         manager,
@@ -371,7 +367,7 @@ def test_wrong_ids_to_evict() -> None:
     manager = ledger(usable=4)
     admit(manager, request("a", 5))
     for wrong_id in (0, 5, -3):
-        refuses(manager, KVLedgerError, str(wrong_id), lambda wrong_id=wrong_id: manager.evict_blocks([1, wrong_id]))
+        refuses(manager, KVLedgerError, str(wrong_id), partial(manager.evict_blocks, [1, wrong_id]))
 
 
 @pytest.mark.xfail(reason="blocks are taken before the missing hash is noticed, and never reported")
@@ -389,8 +385,7 @@ def test_a_step_whose_given_hashes_are_missing_changes_nothing() -> None:
 @pytest.mark.xfail(reason="blocks are taken before the wrong token id is noticed, and never reported")
 def test_a_generated_value_that_is_no_token_id_changes_nothing() -> None:
     manager = ledger(usable=4)
-    a = request("a", 7)
-    admit(manager, a)
+    a = admitted(manager, "a", 7)
 
     def next_step() -> None:
         a.append_token(-1)
@@ -405,8 +400,7 @@ def test_a_generated_value_that_is_no_token_id_changes_nothing() -> None:
 
 def test_a_new_epoch_separates_lookups_even_while_requests_run() -> None:
     manager = ledger(usable=12)
-    a = request("a", 9)
-    admit(manager, a)
+    a = admitted(manager, "a", 9)
     manager.start_epoch()
     assert hit(manager, request("b", 9)) == 0
     # What the running request still caches stays in the old epoch.
@@ -423,8 +417,7 @@ def test_a_new_epoch_separates_lookups_even_while_requests_run() -> None:
 
 def test_a_fork_shares_full_blocks_and_copies_the_partial_tail() -> None:
     manager = ledger(usable=8)
-    a = request("a", 10)
-    admit(manager, a)
+    a = admitted(manager, "a", 10)
     b = a.twin("b")
     blocks = manager.fork(a, b)
     assert blocks is not None
@@ -439,8 +432,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_partial_tail() -> None:
 
 def test_a_block_full_of_accepted_drafts_is_cached_by_parent_or_fork() -> None:
     manager = ledger(usable=12)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     draft(manager, a, num_drafts=6, num_accepted=6)
     # 13 tokens are computed in 3 full blocks, and only the first of them is cached so far.
     b = a.twin("b")
@@ -455,8 +447,7 @@ def test_a_block_full_of_accepted_drafts_is_cached_by_parent_or_fork() -> None:
 
 def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
     manager = ledger(usable=4)
-    a = request("a", 8)
-    admit(manager, a)
+    a = admitted(manager, "a", 8)
     assert manager.fork(a, a.twin("b")) is not None
     assert manager.take_block_copies() == []
     assert manager.num_free_blocks == 2
@@ -464,8 +455,7 @@ def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
 
 def test_a_fork_leaves_out_what_is_in_flight() -> None:
     manager = ledger(usable=8)
-    a = request("a", 10)
-    admit(manager, a)
+    a = admitted(manager, "a", 10)
     a.num_in_flight_tokens = 2
     assert manager.fork(a, a.twin("b")) is not None
     assert ids(manager, request("b", 1)) == [1, 2]
@@ -473,8 +463,7 @@ def test_a_fork_leaves_out_what_is_in_flight() -> None:
 
 def test_fork_and_parent_go_their_own_ways_and_the_last_to_leave_frees() -> None:
     manager = ledger(usable=8)
-    a = request("a", 10)
-    admit(manager, a)
+    a = admitted(manager, "a", 10)
     b = a.twin("b")
     manager.fork(a, b)
     b.num_computed_tokens = 10
@@ -491,8 +480,7 @@ def test_fork_and_parent_go_their_own_ways_and_the_last_to_leave_frees() -> None
 
 def test_blocks_of_a_copy_stay_until_the_worker_has_made_it() -> None:
     manager = ledger(usable=4)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     b = a.twin("b")
     manager.fork(a, b)
     copies = manager.take_block_copies()
@@ -509,8 +497,7 @@ def test_blocks_of_a_copy_stay_until_the_worker_has_made_it() -> None:
 
 def test_one_source_may_be_copied_many_times() -> None:
     manager = ledger(usable=8)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     for name in "bcd":
         manager.fork(a, a.twin(name))
     copies = manager.take_block_copies()
@@ -524,8 +511,7 @@ def test_one_source_may_be_copied_many_times() -> None:
 
 def test_a_copy_can_be_released_once() -> None:
     manager = ledger(usable=4)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     manager.fork(a, a.twin("b"))
     copies = manager.take_block_copies()
     manager.release_block_copies(copies)
@@ -535,8 +521,7 @@ def test_a_copy_can_be_released_once() -> None:
 @pytest.mark.xfail(reason="KeyError, after the first release was done")
 def test_a_copy_stands_once_in_a_release() -> None:
     manager = ledger(usable=4)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     manager.fork(a, a.twin("b"))
     copies = manager.take_block_copies()
     refuses(manager, KVLedgerError, "released already", lambda: manager.release_block_copies(copies + copies))
@@ -544,8 +529,7 @@ def test_a_copy_stands_once_in_a_release() -> None:
 
 def test_a_fork_that_does_not_fit_changes_nothing() -> None:
     manager = ledger(usable=2)
-    a = request("a", 6)
-    admit(manager, a)
+    a = admitted(manager, "a", 6)
     before = snapshot(pool_of(manager))
     assert manager.fork(a, a.twin("b")) is None
     assert snapshot(pool_of(manager)) == before
@@ -574,8 +558,7 @@ def test_wrong_forks_are_refused() -> None:
 def test_an_observer_sees_blocks_become_hits_and_go() -> None:
     journal = Journal()
     manager = ledger(usable=3, observer=journal)
-    a = request("a", 5)
-    admit(manager, a)
+    a = admitted(manager, "a", 5)
     decode(manager, a, 4)
     leave(manager, a)
     admit(manager, request("b", other(12)))
@@ -591,8 +574,7 @@ def test_check_finds_a_reference_without_a_holder() -> None:
     with pytest.raises(InvariantError, match="has 1 holders"):
         manager.check()
     manager = ledger(usable=4)
-    a = request("a", 6)
-    admit(manager, a)
+    admitted(manager, "a", 6)
     blocks = manager.get_blocks("a").blocks[0]
     blocks.append(blocks[0])
     with pytest.raises(InvariantError, match=r"holds .* twice"):

@@ -28,7 +28,7 @@ from tests.helpers import other, request
 )
 def test_wrong_limits_are_named(field: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{field}={value}: .*; "):
-        SchedulerConfig(**{field: value})
+        SchedulerConfig(**{field: value})  # type: ignore[arg-type]
 
 
 # One budget, no phases

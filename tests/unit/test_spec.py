@@ -47,6 +47,26 @@ def test_a_wrong_value_is_named_with_a_fix(field: str, make: object) -> None:
     assert isinstance(caught.value, ValueError)
 
 
+def test_a_padded_page_is_at_least_its_content() -> None:
+    assert FullAttentionSpec(16, 1, 8, page_size_padded=1024).page_size_bytes == 1024
+    with pytest.raises(ConfigError, match="page_size_padded=100: smaller than the 512 bytes that a block holds"):
+        FullAttentionSpec(16, 1, 8, page_size_padded=100)
+    assert MLAAttentionSpec(64, 576, alignment=1000).page_size_bytes == 74_000
+    assert MLAAttentionSpec(64, 576, state_bytes=656).page_size_bytes == 64 * 656
+    assert MLAAttentionSpec(64, 576, tokens_per_state=4).page_size_bytes == 16 * 576 * 2
+    with pytest.raises(ConfigError, match="tokens_per_state=3: does not divide block_size=64"):
+        MLAAttentionSpec(64, 576, tokens_per_state=3)
+
+
+def test_layers_of_one_group_may_differ_in_their_pages() -> None:
+    latent, index = MLAAttentionSpec(64, 576), MLAAttentionSpec(64, 128, dtype="fp8")
+    group = KVCacheGroupSpec(("latent", "index"), latent, (latent, index))
+    assert group.page_size_bytes == 64 * 576 * 2 + 64 * 128
+    assert group.max_admission_blocks(1000, 100) == 16
+    with pytest.raises(ConfigError, match="1 specs for 2 layers"):
+        KVCacheGroupSpec(("latent", "index"), latent, (latent,))
+
+
 def test_the_base_spec_has_no_page() -> None:
     with pytest.raises(NotImplementedError):
         _ = KVCacheSpec(16).page_size_bytes

@@ -7,6 +7,7 @@ from kvledger.errors import OutOfBlocksError, RequestError
 from tests.helpers import (
     Journal,
     admit,
+    admitted,
     cached_ids,
     decode,
     free_order,
@@ -82,8 +83,7 @@ def test_blocks_and_tokens_in_54_6_gib() -> None:
 def test_a_chat_of_2500_tokens_holds_157_blocks_0_56_percent() -> None:
     manager = KVCacheManager(KVCacheConfig(27_955, (LLAMA,)), max_model_len=131_072)
     assert manager.num_usable_blocks == 27_954
-    chat = request("chat", 2000)
-    admit(manager, chat)
+    chat = admitted(manager, "chat", 2000)
     assert len(ids(manager, chat)) == 125
     assert len(decode(manager, chat, 500)) == 32
     assert chat.num_tokens == 2500
@@ -106,8 +106,7 @@ def test_a_pool_of_1000_blocks_gives_requests_at_most_999() -> None:
 
 def test_32_computed_tokens_and_3_blocks_need_no_block_for_one_more_token() -> None:
     manager = ledger(usable=9, block_size=16)
-    running = request("running", 33)
-    admit(manager, running)
+    running = admitted(manager, "running", 33)
     running.num_computed_tokens = 32
     assert len(ids(manager, running)) == 3
     blocks = manager.allocate_slots(running, 1)
@@ -122,11 +121,9 @@ def test_32_computed_tokens_and_3_blocks_need_no_block_for_one_more_token() -> N
 
 def test_usage_of_a_tenth_while_the_hit_rate_falls() -> None:
     manager = ledger(usable=10)
-    old = request("old", other(13, 1))
-    admit(manager, old)
+    old = admitted(manager, "old", other(13, 1))
     leave(manager, old)
-    running = request("running", 3)
-    admit(manager, running)
+    admitted(manager, "running", 3)
     hits = [hit(manager, request("again", other(13, 1)))]
     for family in range(2, 5):
         passing = request(f"passing {family}", other(12, family))
@@ -141,8 +138,7 @@ def test_usage_of_a_tenth_while_the_hit_rate_falls() -> None:
 @pytest.mark.parametrize("gate", [True, False])
 def test_three_free_hits_and_one_more_block_do_not_fit_three_free_blocks(gate: bool) -> None:
     manager = ledger(usable=3, block_size=16)
-    first = request("first", 48)
-    admit(manager, first)
+    first = admitted(manager, "first", 48)
     leave(manager, first)
     assert manager.num_free_blocks == 3
     new = request("new", list(range(48)) + other(16))
@@ -201,8 +197,7 @@ def test_asking_the_pool_for_more_than_is_free_is_a_value_error() -> None:
 def test_reset_while_blocks_are_in_use_warns_and_returns_false() -> None:
     journal = Journal()
     manager = ledger(usable=4, observer=journal)
-    a = request("a", 5)
-    admit(manager, a)
+    a = admitted(manager, "a", 5)
     assert not manager.reset_prefix_cache()
     assert journal.refused == [2]
     leave(manager, a)
@@ -222,8 +217,7 @@ def test_only_new_blocks_come_back_from_a_call() -> None:
 
 def test_without_caching_nothing_is_looked_up_or_kept() -> None:
     manager = ledger(usable=4, enable_caching=False)
-    a = request("a", 9)
-    admit(manager, a)
+    a = admitted(manager, "a", 9)
     leave(manager, a)
     assert hit(manager, request("b", 9)) == 0
     assert cached_ids(manager) == []

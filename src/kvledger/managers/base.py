@@ -232,7 +232,8 @@ class SingleTypeKVCacheManager(ABC):
 
     def cacheable_end(self, num_computed_tokens: int) -> int:
         """The part of what is computed that a hit can ever use: hits are aligned, and drafts look one block further."""
-        alignment = self.policy.hit_alignment
+        # Inside blocks nothing is rounded: a tail that was copied away would be cached again in its old block.
+        alignment = 1 if self.policy.hits_inside_blocks else self.policy.hit_alignment
         end = round_down(num_computed_tokens, alignment)
         if not self.policy.is_draft or end == 0:
             return end
