@@ -1,0 +1,111 @@
+"""Meters: what a replay measures while it runs, kept small and turned into results at the end."""
+
+import math
+from typing import Final
+
+from kvledger.block import KVCacheBlock
+from kvledger.block_pool import PoolOccupancy
+from kvledger.observer import EvictionCause, LedgerObserver
+from kvledger.replay.result import Percentiles, Shares, Timeline, Usage
+
+
+class WeightedSamples:
+    """Values with weights: n tokens that each waited so long, or a usage that lasted so long."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._weights: list[float] = []
+        self._sorted: bool = True
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self._values.append(value)
+        self._weights.append(weight)
+        self._sorted = False
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self._weights)
+
+    def mean(self) -> float:
+        """0.0 without samples, as of every figure here."""
+        total = self.total_weight
+        weighted = math.fsum(value * weight for value, weight in zip(self._values, self._weights, strict=True))
+        return weighted / total if total > 0 else 0.0
+
+    def peak(self) -> float:
+        return max(self._values, default=0.0)
+
+    def percentile(self, share: float) -> float:
+        """The smallest value such that at least that share of the weight lies at or below it."""
+        if not self._sorted:
+            pairs = sorted(zip(self._values, self._weights, strict=True))
+            self._values = [value for value, _ in pairs]
+            self._weights = [weight for _, weight in pairs]
+            self._sorted = True
+        # A hair less, so that the sum of many weights does not miss the mark by its rounding.
+        target = share * self.total_weight * (1.0 - 1e-12)
+        seen = 0.0
+        for value, weight in zip(self._values, self._weights, strict=True):
+            seen += weight
+            if seen >= target:
+                return value
+        return self.peak()
+
+    def percentiles(self) -> Percentiles | None:
+        """None without samples."""
+        if not self._values:
+            return None
+        p50, p90, p95, p99 = (self.percentile(share) for share in (0.5, 0.9, 0.95, 0.99))
+        return Percentiles(self.mean(), p50, p90, p95, p99, self.peak())
+
+    def usage(self) -> Usage:
+        return Usage(self.mean(), self.percentile(0.95), self.peak())
+
+
+class TimelineMeter:
+    """Samples at equal distances of time. When there are too many, every second one goes and the distance doubles."""
+
+    MAX_SAMPLES: Final = 240
+
+    def __init__(self, interval: float, num_usable_blocks: int) -> None:
+        self._interval: float = interval
+        self._num_usable_blocks: Final = num_usable_blocks
+        self._running: list[int] = []
+        self._waiting: list[int] = []
+        self._occupancy: list[PoolOccupancy] = []
+        self.next_time: float = 0.0
+
+    def sample(self, now: float, num_running: int, num_waiting: int, occupancy: PoolOccupancy) -> None:
+        """Notes the state for every sample due up to now. REQUIRES now >= next_time, or nothing happens."""
+        while self.next_time <= now:
+            self._running.append(num_running)
+            self._waiting.append(num_waiting)
+            self._occupancy.append(occupancy)
+            if len(self._running) > self.MAX_SAMPLES:
+                del self._running[1::2]
+                del self._waiting[1::2]
+                del self._occupancy[1::2]
+                self._interval *= 2
+            self.next_time = len(self._running) * self._interval
+
+    def timeline(self) -> Timeline:
+        num_usable = self._num_usable_blocks
+        live = [occupancy.live / num_usable for occupancy in self._occupancy]
+        cached = [occupancy.cached / num_usable for occupancy in self._occupancy]
+        return Timeline(self._interval, self._running, self._waiting, live, cached)
+
+    def shares(self) -> Shares:
+        total = max(1, len(self._occupancy)) * self._num_usable_blocks
+        live = sum(occupancy.live for occupancy in self._occupancy) / total
+        cached = sum(occupancy.cached for occupancy in self._occupancy) / total
+        return Shares(live, cached, 1.0 - live - cached)
+
+
+class EvictionMeter(LedgerObserver):
+    """Counts cached blocks that lost their content to a new block."""
+
+    def __init__(self) -> None:
+        self.num_evictions: int = 0
+
+    def block_evicted(self, block: KVCacheBlock, cause: EvictionCause) -> None:
+        self.num_evictions += 1
