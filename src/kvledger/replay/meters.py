@@ -5,8 +5,9 @@ from typing import Final
 
 from kvledger.block import KVCacheBlock
 from kvledger.block_pool import PoolOccupancy
-from kvledger.observer import EvictionCause, LedgerObserver
+from kvledger.observer import LedgerObserver
 from kvledger.replay.result import Percentiles, Shares, Timeline, Usage
+from kvledger.request import Request
 
 
 class WeightedSamples:
@@ -102,10 +103,18 @@ class TimelineMeter:
 
 
 class EvictionMeter(LedgerObserver):
-    """Counts cached blocks that lost their content to a new block."""
+    """Counts cached blocks that lost their content to a new block.
+
+    What was cached and is not cached any more was evicted. So it listens to blocks_cached, which comes once a batch, and
+    not to block_evicted, which comes for every block and would take longer than the ledger itself.
+    """
 
     def __init__(self) -> None:
-        self.num_evictions: int = 0
+        self._num_cached: int = 0
 
-    def block_evicted(self, block: KVCacheBlock, cause: EvictionCause) -> None:
-        self.num_evictions += 1
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        self._num_cached += len(blocks)
+
+    def num_evictions(self, occupancy: PoolOccupancy) -> int:
+        """Evictions so far. REQUIRES a pool of which no request holds blocks, and no reset or evict_blocks before."""
+        return self._num_cached - occupancy.cached
