@@ -7,15 +7,27 @@ All groups take their blocks from one pool, all or nothing: blocks are counted o
 from abc import ABC, abstractmethod
 from typing import Final
 
+from kvledger.block import KVCacheBlock
 from kvledger.block_pool import BlockPool
 from kvledger.errors import UnknownRequestError, require, wrong_value
 from kvledger.kv_cache_blocks import BlockCopy, KVCacheBlocks, PrefixHit
-from kvledger.managers.base import RequestBlocks, SingleTypeKVCacheManager
+from kvledger.managers.base import GroupBlocks, SingleTypeKVCacheManager
 from kvledger.managers.registry import make_manager
 from kvledger.observer import LedgerObserver
 from kvledger.request import Request
 from kvledger.slot_ranges import SlotRanges
 from kvledger.spec import KVCacheConfig
+
+
+class RequestBlocks:
+    """All that one request holds, and how far that lasts: most decode steps need nothing from the groups below."""
+
+    def __init__(self, groups: list[GroupBlocks]) -> None:
+        self.groups: Final = groups
+        # Every group has a block for each of the first num_slots tokens.
+        self.num_slots: int = 0
+        # With this many computed tokens some group has a full block that is not cached yet.
+        self.next_full: int = 0
 
 
 class KVCacheCoordinator(ABC):
@@ -31,7 +43,7 @@ class KVCacheCoordinator(ABC):
         # Shared by every call that yields no blocks; never written to.
         self.no_blocks: Final = KVCacheBlocks([[] for _ in config.groups])
         self.no_hit: Final = PrefixHit(self.no_blocks, 0)
-        self._held: dict[str, list[RequestBlocks]] = {}
+        self._held: dict[str, RequestBlocks] = {}
         self._pending_copies: list[BlockCopy] = []
         self._retained: dict[int, int] = {}
 
@@ -40,18 +52,18 @@ class KVCacheCoordinator(ABC):
         """The longest cached prefix of at most max_tokens tokens that every group can start from."""
 
     @abstractmethod
-    def cache_blocks(self, held: list[RequestBlocks], request: Request, num_tokens: int) -> None:
+    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
         """Makes blocks that are full at num_tokens tokens hits for others."""
 
-    def get(self, request_id: str) -> list[RequestBlocks] | None:
+    def get(self, request_id: str) -> RequestBlocks | None:
         return self._held.get(request_id)
 
-    def add(self, request_id: str) -> list[RequestBlocks]:
-        held = [RequestBlocks() for _ in self.managers]
+    def add(self, request_id: str) -> RequestBlocks:
+        held = RequestBlocks([GroupBlocks() for _ in self.managers])
         self._held[request_id] = held
         return held
 
-    def require_held(self, request_id: str) -> list[RequestBlocks]:
+    def require_held(self, request_id: str) -> RequestBlocks:
         held = self._held.get(request_id)
         if held is None:
             raise UnknownRequestError(
@@ -59,16 +71,16 @@ class KVCacheCoordinator(ABC):
             )
         return held
 
-    def num_blocks_to_take(self, held: list[RequestBlocks] | None, hit: PrefixHit, num_slots: int) -> int:
+    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, num_slots: int) -> int:
         """Free blocks that giving the request num_slots slots uses up, over all groups."""
         num_blocks = 0
         hit_blocks = hit.blocks.blocks
         for group_id, manager in enumerate(self.managers):
-            group = held[group_id] if held is not None else _NOTHING_HELD
+            group = _NOTHING_HELD if held is None else held.groups[group_id]
             num_blocks += manager.num_blocks_to_take(group, hit_blocks[group_id], num_slots)
         return num_blocks
 
-    def attach(self, held: list[RequestBlocks], hit: PrefixHit, ranges: SlotRanges, max_model_len: int) -> None:
+    def attach(self, held: RequestBlocks, hit: PrefixHit, ranges: SlotRanges, max_model_len: int) -> None:
         """Gives the request its hit, then blocks for external tokens.
 
         Every group's hit is touched before any group takes blocks: otherwise one group's new block could be another
@@ -76,22 +88,38 @@ class KVCacheCoordinator(ABC):
         """
         hit_blocks = hit.blocks.blocks
         for group_id, manager in enumerate(self.managers):
-            manager.attach_hit(held[group_id], hit_blocks[group_id])
+            manager.attach_hit(held.groups[group_id], hit_blocks[group_id])
         if ranges.num_external > 0:
             for group_id, manager in enumerate(self.managers):
-                manager.take_blocks(held[group_id], min(ranges.computed_end, max_model_len))
+                manager.take_blocks(held.groups[group_id], min(ranges.computed_end, max_model_len))
 
-    def take_blocks(self, held: list[RequestBlocks], num_slots: int) -> KVCacheBlocks:
+    def take_blocks(self, held: RequestBlocks, num_slots: int) -> KVCacheBlocks:
         """Takes the missing blocks of every group and returns them."""
-        return KVCacheBlocks(
-            [manager.take_blocks(held[group_id], num_slots) for group_id, manager in enumerate(self.managers)]
-        )
+        taken: list[list[KVCacheBlock]] = []
+        for group_id, manager in enumerate(self.managers):
+            taken.append(manager.take_blocks(held.groups[group_id], num_slots))
+        self.measure(held)
+        return KVCacheBlocks(taken)
+
+    def measure(self, held: RequestBlocks) -> None:
+        """Brings num_slots and next_full up to date after the groups changed."""
+        first = held.groups[0]
+        block_size = self.managers[0].block_size
+        num_slots = len(first.blocks) * block_size
+        next_full = (first.num_cached_blocks + 1) * block_size
+        for group_id in range(1, self.num_groups):
+            group = held.groups[group_id]
+            block_size = self.managers[group_id].block_size
+            num_slots = min(num_slots, len(group.blocks) * block_size)
+            next_full = min(next_full, (group.num_cached_blocks + 1) * block_size)
+        held.num_slots = num_slots
+        held.next_full = next_full
 
     def free(self, request_id: str) -> None:
         """Gives back all blocks of a request."""
         held = self.require_held(request_id)
         for group_id, manager in enumerate(self.managers):
-            manager.free(held[group_id])
+            manager.free(held.groups[group_id])
         del self._held[request_id]
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> KVCacheBlocks | None:
@@ -103,19 +131,19 @@ class KVCacheCoordinator(ABC):
         partial = [manager for manager in self.managers if num_tokens % manager.block_size != 0]
         if len(partial) > self.pool.num_free_blocks:
             return None
-        child: list[RequestBlocks] = []
+        child = self.add(child_id)
         for group_id, manager in enumerate(self.managers):
-            blocks = manager.fork(parent[group_id], num_tokens)
-            child.append(blocks)
+            blocks = child.groups[group_id]
+            manager.fork(parent.groups[group_id], blocks, num_tokens)
             if manager in partial:
-                source = parent[group_id].blocks[len(blocks.blocks)]
+                source = parent.groups[group_id].blocks[len(blocks.blocks)]
                 target = manager.take_blocks(blocks, num_tokens)[0]
                 self._order_copy(BlockCopy(group_id, source, target))
-        self._held[child_id] = child
+        self.measure(child)
         return self.blocks_of(child)
 
-    def blocks_of(self, held: list[RequestBlocks]) -> KVCacheBlocks:
-        return KVCacheBlocks([group.blocks for group in held])
+    def blocks_of(self, held: RequestBlocks) -> KVCacheBlocks:
+        return KVCacheBlocks([group.blocks for group in held.groups])
 
     def take_block_copies(self) -> list[BlockCopy]:
         copies = self._pending_copies
@@ -146,8 +174,14 @@ class KVCacheCoordinator(ABC):
         self.pool.check()
         holders = dict(self._retained)
         for request_id, held in self._held.items():
-            require(len(held) == self.num_groups, f"request {request_id!r} misses a group")
-            for group in held:
+            require(len(held.groups) == self.num_groups, f"request {request_id!r} misses a group")
+            for group_id, group in enumerate(held.groups):
+                block_size = self.managers[group_id].block_size
+                require(
+                    held.num_slots <= len(group.blocks) * block_size
+                    and held.next_full <= (group.num_cached_blocks + 1) * block_size,
+                    f"request {request_id!r}: num_slots or next_full is out of date",
+                )
                 require(group.num_cached_blocks <= len(group.blocks), f"request {request_id!r} caches what it lacks")
                 seen: set[int] = set()
                 for block in group.blocks:
@@ -164,7 +198,7 @@ class KVCacheCoordinator(ABC):
 
 
 # Stands in for a request that holds nothing yet; never written to.
-_NOTHING_HELD: Final = RequestBlocks()
+_NOTHING_HELD: Final = GroupBlocks()
 
 
 class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
@@ -173,7 +207,7 @@ class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
         return self.no_hit
 
-    def cache_blocks(self, held: list[RequestBlocks], request: Request, num_tokens: int) -> None:
+    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
         return
 
 
@@ -187,8 +221,9 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
             return self.no_hit
         return PrefixHit(KVCacheBlocks([hit]), len(hit) * manager.block_size)
 
-    def cache_blocks(self, held: list[RequestBlocks], request: Request, num_tokens: int) -> None:
-        self.managers[0].cache_blocks(held[0], request, num_tokens)
+    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
+        self.managers[0].cache_blocks(held.groups[0], request, num_tokens)
+        self.measure(held)
 
 
 def make_coordinator(

@@ -2,9 +2,12 @@
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from kvledger.block import KVCacheBlock
 
 
+@mypyc_attr(acyclic=True)
 class KVCacheBlocks:
     """blocks[group][i]: the i-th block of a request (or of one call's new blocks) in that KV cache group. Read only."""
 
@@ -19,6 +22,7 @@ class KVCacheBlocks:
         return tuple([int(block.block_id) for block in group] for group in self.blocks)
 
 
+@mypyc_attr(acyclic=True)
 class PrefixHit:
     """What the prefix cache has of a request. Valid until the next call that changes the ledger."""
 
@@ -27,6 +31,7 @@ class PrefixHit:
         self.num_tokens: Final = num_tokens
 
 
+@mypyc_attr(acyclic=True)
 class AdmissionRule:
     """What allocate_slots asks of a request that is not running yet.
 
@@ -43,6 +48,7 @@ class AdmissionRule:
         self.has_scheduled_requests: Final = has_scheduled_requests
 
 
+@mypyc_attr(acyclic=True)
 class BlockCopy:
     """Order to the worker: copy block source to block target in that group, before the step computes.
 

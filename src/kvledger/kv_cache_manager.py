@@ -12,10 +12,9 @@ from typing import Final
 
 from kvledger.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.block_pool import PoolOccupancy
-from kvledger.coordinator import KVCacheCoordinator, make_coordinator
+from kvledger.coordinator import KVCacheCoordinator, RequestBlocks, make_coordinator
 from kvledger.errors import RequestError, wrong_value
 from kvledger.kv_cache_blocks import AdmissionRule, BlockCopy, KVCacheBlocks, PrefixHit
-from kvledger.managers.base import RequestBlocks
 from kvledger.observer import LedgerObserver
 from kvledger.prefix_cache_stats import PrefixCacheStats
 from kvledger.request import Request
@@ -122,35 +121,27 @@ class KVCacheManager:
         that is not running. RequestError for a step without tokens, a hit for a request that holds blocks, or computed
         tokens without blocks.
         """
-        coordinator = self._coordinator
-        held = coordinator.get(request.request_id)
-        if hit is None:
-            hit = self._no_hit
-        if held is None or num_new_tokens <= 0 or hit is not self._no_hit or num_external_computed_tokens != 0:
-            self._require_sound_step(request, num_new_tokens, hit, num_external_computed_tokens)
-        ranges = SlotRanges(
-            request.num_computed_tokens + hit.num_tokens,
-            num_external_computed_tokens,
-            num_new_tokens,
-            num_lookahead_tokens,
-            self.max_model_len,
-        )
-        num_blocks = coordinator.num_blocks_to_take(held, hit, ranges.slots_end)
-        if admission is None:
-            if num_blocks > self._pool.num_free_blocks:
+        held = self._coordinator.get(request.request_id)
+        starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
+        if held is None or starts or num_new_tokens <= 0:
+            ranges = SlotRanges(
+                request.num_computed_tokens + (0 if hit is None else hit.num_tokens),
+                num_external_computed_tokens,
+                num_new_tokens,
+                num_lookahead_tokens,
+                self.max_model_len,
+            )
+            return self._start(request, hit or self._no_hit, ranges, delay_cache_blocks, admission)
+        # A running request grows. Most steps stay within the blocks it has and fill none: two comparisons.
+        new_end = request.num_computed_tokens + num_new_tokens
+        slots_end = min(new_end + num_lookahead_tokens, self.max_model_len)
+        new_blocks = self._no_blocks
+        if slots_end > held.num_slots:
+            if self._coordinator.num_blocks_to_take(held, self._no_hit, slots_end) > self._pool.num_free_blocks:
                 return None
-        elif not self._admits(request, admission, hit, num_blocks):
-            return None
-
-        if held is None:
-            if self.enable_caching:
-                self._hasher.refresh(request)
-            held = coordinator.add(request.request_id)
-            coordinator.attach(held, hit, ranges, self.max_model_len)
-        new_blocks = coordinator.take_blocks(held, ranges.slots_end) if num_blocks > 0 else self._no_blocks
-        if self.enable_caching and not delay_cache_blocks:
-            # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
-            self._cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
+            new_blocks = self._coordinator.take_blocks(held, slots_end)
+        if self.enable_caching:
+            self._cache_blocks(held, request, min(new_end, request.num_tokens))
         return new_blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -246,30 +237,56 @@ class KVCacheManager:
         """Proves the invariants of every layer. O(blocks): for tests, replay --check and hunting bugs."""
         self._coordinator.check()
 
-    def _admits(self, request: Request, rule: AdmissionRule, hit: PrefixHit, num_blocks: int) -> bool:
+    def _start(
+        self,
+        request: Request,
+        hit: PrefixHit,
+        ranges: SlotRanges,
+        delay_cache_blocks: bool,
+        admission: AdmissionRule | None,
+    ) -> KVCacheBlocks | None:
+        """allocate_slots for a request that does not simply grow: new, resumed, or back from a load."""
+        coordinator = self._coordinator
+        self._require_sound_start(request, hit, ranges)
+        held = coordinator.get(request.request_id)
+        num_blocks = coordinator.num_blocks_to_take(held, hit, ranges.slots_end)
+        rule = _NO_RULE if admission is None else admission
         num_free = self._pool.num_free_blocks
         watermark = self._watermark_blocks if rule.has_scheduled_requests else 0
         if rule.full_sequence_must_fit:
-            held = self._coordinator.get(request.request_id)
             num_slots = min(request.num_tokens, self.max_model_len)
-            if self._coordinator.num_blocks_to_take(held, hit, num_slots) + watermark > num_free:
-                return False
-        return num_blocks + watermark <= num_free - rule.reserved_blocks
+            if coordinator.num_blocks_to_take(held, hit, num_slots) + watermark > num_free:
+                return None
+        if num_blocks + watermark > num_free - rule.reserved_blocks:
+            return None
+        if held is None:
+            if self.enable_caching:
+                self._hasher.refresh(request)
+            held = coordinator.add(request.request_id)
+            coordinator.attach(held, hit, ranges, self.max_model_len)
+        new_blocks = coordinator.take_blocks(held, ranges.slots_end)
+        if self.enable_caching and not delay_cache_blocks:
+            self._cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
+        return self._no_blocks if new_blocks.is_empty() else new_blocks
 
-    def _cache_blocks(self, held: list[RequestBlocks], request: Request, num_tokens: int) -> None:
+    def _cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
+        """Caches what is full at num_tokens tokens. REQUIRES num_tokens <= request.num_tokens: drafts may be rejected
+        and must never be hits."""
+        if num_tokens < held.next_full:
+            return
         if num_tokens // self._hash_block_size > len(request.block_hashes):
             self._hasher.extend(request)
         self._coordinator.cache_blocks(held, request, num_tokens)
 
-    def _require_sound_step(self, request: Request, num_new: int, hit: PrefixHit, num_external: int) -> None:
+    def _require_sound_start(self, request: Request, hit: PrefixHit, ranges: SlotRanges) -> None:
         request_id = request.request_id
+        num_new, num_external = ranges.num_new, ranges.num_external
         if num_new < 0 or num_external < 0 or (num_new == 0 and num_external == 0 and hit.num_tokens == 0):
             raise RequestError(
                 f"num_new_tokens={num_new}: a step of request {request_id!r} needs a token to compute, unless it "
                 "adopts computed ones (a prefix hit or external tokens)"
             )
-        held = self._coordinator.get(request_id)
-        if held is not None:
+        if self._coordinator.get(request_id) is not None:
             if hit.num_tokens > 0 or num_external > 0:
                 raise RequestError(
                     f"request {request_id!r} holds blocks already: a prefix hit or external tokens can only start one"
@@ -279,3 +296,7 @@ class KVCacheManager:
                 f"request {request_id!r} counts {request.num_computed_tokens} computed tokens but holds no blocks: "
                 "set num_computed_tokens to 0 when you free it"
             )
+
+
+# Of a request that just takes what is free.
+_NO_RULE: Final = AdmissionRule(full_sequence_must_fit=False, has_scheduled_requests=False)

@@ -25,14 +25,6 @@ class RequestStatus(Enum):
     FINISHED_ERROR = "finished: error"
 
 
-FINISHED: Final = (
-    RequestStatus.FINISHED_STOPPED,
-    RequestStatus.FINISHED_LENGTH,
-    RequestStatus.FINISHED_ABORTED,
-    RequestStatus.FINISHED_ERROR,
-)
-
-
 class Adapter:
     """Identity of a LoRA adapter as loaded. `generation` counts reloads in place: new weights, new identity."""
 
@@ -119,7 +111,13 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return self.status in FINISHED
+        status = self.status
+        return (
+            status is RequestStatus.FINISHED_STOPPED
+            or status is RequestStatus.FINISHED_LENGTH
+            or status is RequestStatus.FINISHED_ABORTED
+            or status is RequestStatus.FINISHED_ERROR
+        )
 
     def append_token(self, token_id: int) -> None:
         """Adds one generated token."""

@@ -13,13 +13,17 @@ lookahead          slots that a drafter writes beyond them
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(acyclic=True)
 class SlotRanges:
     """Positions in tokens from the start of the sequence; new_end and slots_end respect max_model_len as vLLM does."""
 
     def __init__(self, local_end: int, external: int, new: int, lookahead: int, max_model_len: int) -> None:
         self.local_end: Final = local_end
         self.num_external: Final = external
+        self.num_new: Final = new
         # Not capped: it may run past max_model_len when the cache knows more than the model takes.
         self.computed_end: Final = local_end + external
         self.new_end: Final = min(self.computed_end, max_model_len) + new

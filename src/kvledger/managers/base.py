@@ -1,6 +1,6 @@
 """SingleTypeKVCacheManager: the rules of one KV cache group, without state about requests.
 
-What a request holds in a group is a RequestBlocks, kept by the coordinator and handed in. So a manager reads as
+What a request holds in a group is a GroupBlocks, kept by the coordinator and handed in. So a manager reads as
 arithmetic on token ranges (slot_ranges.py), and a new attention type is a subclass that answers a few questions.
 """
 
@@ -17,7 +17,7 @@ from kvledger.spec import KVCacheSpec
 from kvledger.units import cdiv
 
 
-class RequestBlocks:
+class GroupBlocks:
     """One request's blocks in one group: blocks[i] holds tokens [i * block_size, (i + 1) * block_size).
 
     The first num_cached_blocks of them need no more caching: they were hits or are indexed.
@@ -52,7 +52,7 @@ class SingleTypeKVCacheManager(ABC):
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> list[KVCacheBlock]:
         """Cached blocks of the longest usable prefix of at most max_tokens tokens. Changes nothing."""
 
-    def num_blocks_to_take(self, held: RequestBlocks, hit: list[KVCacheBlock], num_slots: int) -> int:
+    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], num_slots: int) -> int:
         """Free blocks that giving the request num_slots slots will use up.
 
         Hit blocks that nobody holds count as well: attaching them takes them out of the free queue.
@@ -68,13 +68,13 @@ class SingleTypeKVCacheManager(ABC):
                 num_missing += 1
         return num_missing
 
-    def attach_hit(self, held: RequestBlocks, hit: list[KVCacheBlock]) -> None:
+    def attach_hit(self, held: GroupBlocks, hit: list[KVCacheBlock]) -> None:
         """Makes the request a holder of its prefix hit. REQUIRES a request that holds nothing yet."""
         self.pool.touch(hit)
         held.blocks.extend(hit)
         held.num_cached_blocks = len(held.blocks)
 
-    def take_blocks(self, held: RequestBlocks, num_slots: int) -> list[KVCacheBlock]:
+    def take_blocks(self, held: GroupBlocks, num_slots: int) -> list[KVCacheBlock]:
         """Takes the blocks missing for num_slots slots and returns them. REQUIRES that they were counted as free."""
         num_missing = cdiv(num_slots, self.block_size) - len(held.blocks)
         if num_missing <= 0:
@@ -83,7 +83,7 @@ class SingleTypeKVCacheManager(ABC):
         held.blocks.extend(taken)
         return taken
 
-    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
+    def cache_blocks(self, held: GroupBlocks, request: Request, num_tokens: int) -> None:
         """Makes blocks that are full at num_tokens tokens hits for others. REQUIRES their hashes in the request."""
         num_full = num_tokens // self.block_size
         start = held.num_cached_blocks
@@ -99,16 +99,17 @@ class SingleTypeKVCacheManager(ABC):
         if self._observer is not None:
             self._observer.blocks_cached(request, self.group_id, blocks[start:num_full])
 
-    def fork(self, held: RequestBlocks, num_tokens: int) -> RequestBlocks:
-        """A second holder of the blocks that are full at num_tokens tokens. The rest is the caller's to copy."""
+    def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
+        """Makes `twin` a second holder of the blocks full at num_tokens tokens. Copying the rest is the caller's.
+
+        REQUIRES an empty twin.
+        """
         num_full = num_tokens // self.block_size
-        twin = RequestBlocks()
-        twin.blocks = held.blocks[:num_full]
+        twin.blocks.extend(held.blocks[:num_full])
         twin.num_cached_blocks = min(held.num_cached_blocks, num_full)
         self.pool.touch(twin.blocks)
-        return twin
 
-    def free(self, held: RequestBlocks) -> None:
+    def free(self, held: GroupBlocks) -> None:
         """Gives all blocks back, the last first, so that a cached prefix loses its tail before its head."""
         held.blocks.reverse()
         self.pool.free_blocks(held.blocks)

@@ -6,11 +6,14 @@ overwritten); a running one with only the new ids (they are appended), or None.
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from kvledger.errors import RequestTooLargeError
 from kvledger.kv_cache_blocks import BlockCopy
 from kvledger.request import Request, RequestStatus
 
 
+@mypyc_attr(acyclic=True)
 class NewRequestData:
     """A request that the workers do not know (any more): first scheduled, resumed after preemption, or forked."""
 
@@ -59,6 +62,7 @@ class SchedulerOutput:
         return dict(zip(self.request_ids, self.num_scheduled_tokens, strict=True))
 
 
+@mypyc_attr(acyclic=True)
 class RequestOutput:
     """Tokens that a step added to a request; `finish` is its final status, or None while it goes on."""
 

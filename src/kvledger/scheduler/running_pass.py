@@ -29,7 +29,7 @@ class RunningPass:
             if 0 < threshold < num_new:
                 num_new = threshold
             # The sampled token needs a position too, hence the 1.
-            num_new = min(num_new, step.token_budget, max_model_len - request.num_computed_tokens - 1)
+            num_new = min(min(num_new, step.token_budget), max_model_len - request.num_computed_tokens - 1)
             if num_new <= 0:
                 index += 1
                 continue
@@ -50,7 +50,8 @@ class RunningPass:
             forked_ids.discard(request.request_id)
             step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
         else:
-            step.add_running(request, num_new, None if new_blocks.is_empty() else new_blocks)
+            step.add_running(request, num_new, new_blocks)
+        step.has_running = True
         if request.is_prefill_chunk:
             step.has_prefill = True
         if request.draft_token_ids:

@@ -265,7 +265,8 @@ class Scheduler:
                 self.manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
         if finish is not None:
             self._state.finish(request, finish)
-        return RequestOutput(request.request_id, sampled[:num_taken], finish)
+        taken = sampled if num_taken == len(sampled) else sampled[:num_taken]
+        return RequestOutput(request.request_id, taken, finish)
 
     def _finish_status(self, request: Request, token_id: int) -> RequestStatus | None:
         if request.stop_token_ids and token_id in request.stop_token_ids:

@@ -13,18 +13,20 @@ class StepBuilder:
     def __init__(self, step: int, token_budget: int) -> None:
         self.output: Final = SchedulerOutput(step)
         self.token_budget: int = token_budget
-        # A running request computes known tokens (a prefill chunk) in this step.
+        # Requests that were running before are in this step; one of them is still in its prompt.
+        self.has_running: bool = False
         self.has_prefill: bool = False
         self.has_preempted: bool = False
 
     def add_running(self, request: Request, num_tokens: int, new_blocks: KVCacheBlocks | None) -> None:
-        """Schedules a running request. `new_blocks`: None when this step brought it none."""
+        """Schedules a running request with the blocks that this step brought it, if any."""
         output = self.output
         output.requests.append(request)
         output.request_ids.append(request.request_id)
         output.num_scheduled_tokens.append(num_tokens)
         output.num_computed_tokens.append(request.num_computed_tokens)
-        output.new_block_ids.append(None if new_blocks is None else new_blocks.get_block_ids())
+        has_new = new_blocks is not None and not new_blocks.is_empty()
+        output.new_block_ids.append(new_blocks.get_block_ids() if new_blocks is not None and has_new else None)
         self.token_budget -= num_tokens
 
     def add_new(self, request: Request, num_tokens: int, blocks: KVCacheBlocks) -> None:

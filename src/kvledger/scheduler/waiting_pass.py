@@ -108,7 +108,7 @@ class WaitingPass:
         if (
             num_new == 1 < padded
             and not step.has_prefill
-            and (len(step.output.requests) > 0 or num_computed > 0)
+            and (step.has_running or num_computed > 0)
             and num_computed + padded + 1 <= self._manager.max_model_len
         ):
             # A lone decode joins a batch of decodes that verify drafts: it is padded with unknown drafts, so that every
