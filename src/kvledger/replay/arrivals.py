@@ -32,7 +32,8 @@ class Arrivals(ABC):
         """Takes the next request. REQUIRES a finite next_time()."""
 
     def finished(self, request: TraceRequest, now: float) -> None:
-        """This request is done: finished, or refused."""
+        """This request is done: finished, or refused. Recorded arrivals do not care."""
+        return
 
 
 class RecordedArrivals(Arrivals):

@@ -105,8 +105,9 @@ class TimelineMeter:
 class EvictionMeter(LedgerObserver):
     """Counts cached blocks that lost their content to a new block.
 
-    What was cached and is not cached any more was evicted. So it listens to blocks_cached, which comes once a batch, and
-    not to block_evicted, which comes for every block and would take longer than the ledger itself.
+    What was cached and is not cached any more was evicted. So it listens to blocks_cached, which comes once a batch,
+    and not to block_evicted: a call from compiled to interpreted code for every block would cost half of what the
+    ledger itself does.
     """
 
     def __init__(self) -> None:

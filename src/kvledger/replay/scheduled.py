@@ -1,6 +1,6 @@
 """Scheduled replay: the scheduler drives the ledger step by step, on a simulated clock.
 
-    arrivals --due--> backlog --a few ahead--> scheduler --step--> clock moves by the step-time model --> tokens come back
+    arrivals --due--> backlog --a few ahead--> scheduler --step--> the clock moves by the step time --> tokens return
 
 The loop is interpreted and the layers under it are compiled, so a step makes few, coarse calls. What arrived and is far
 from its turn stays in the backlog as recorded, because made requests are large; as the scheduler looks at its waiting
@@ -9,7 +9,6 @@ requests in order, this changes no decision. Under the priority policy everythin
 
 import math
 from collections import deque
-from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
@@ -21,7 +20,7 @@ from kvledger.replay.meters import EvictionMeter
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.step_time import StepTimeModel
-from kvledger.replay.tally import OUTGREW_POOL, Tally
+from kvledger.replay.tally import OUTGREW_POOL, Progress, Tally
 from kvledger.replay.trace_request import TraceRequest
 from kvledger.scheduler import RequestOutput, Scheduler, SchedulerOutput, SchedulingPolicy
 
@@ -50,8 +49,8 @@ class ScheduledReplay:
         self._next_arrival: float = arrivals.next_time()
         self._now: float = 0.0
 
-    def run(self, progress: Callable[[], None]) -> ReplayResult:
-        """Replays everything; calls `progress` now and then."""
+    def run(self, progress: Progress) -> ReplayResult:
+        """Replays everything, until the last request is done."""
         started = perf_counter()
         scheduler = self._scheduler
         tally = self._tally
@@ -71,7 +70,7 @@ class ScheduledReplay:
                 continue
             self._step()
             if tally.num_steps % _PROGRESS_STEPS == 0:
-                progress()
+                progress(tally.num_done, tally.num_requests + len(self._backlog))
         tally.num_preemptions = scheduler.num_preemptions
         tally.simulated_seconds = self._now
         self._sample_timeline(self._now)

@@ -1,12 +1,16 @@
 """Tally: the counts that both modes keep, and the result made of them."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
 from kvledger.replay.result import PrefixCacheResult, ReplayResult
 from kvledger.units import cdiv
+
+# Called now and then with the numbers of requests done and arrived.
+Progress = Callable[[int, int], None]
 
 PROMPT_EXCEEDS_POOL = "prompt_exceeds_pool"
 PROMPT_EXCEEDS_MAX_MODEL_LEN = "prompt_exceeds_max_model_len"
@@ -22,7 +26,9 @@ REFUSAL_TEXTS = {
 class Tally:
     """What happened so far."""
 
-    def __init__(self, config: ReplayConfig, manager: KVCacheManager, evictions: EvictionMeter, interval: float) -> None:
+    def __init__(
+        self, config: ReplayConfig, manager: KVCacheManager, evictions: EvictionMeter, interval: float
+    ) -> None:
         self.config = config
         self.manager = manager
         self.evictions = evictions
@@ -47,6 +53,10 @@ class Tally:
         self.num_prompt_tokens += num_prompt_tokens
         self.num_query_blocks += cdiv(num_prompt_tokens, self.config.block_size)
 
+    @property
+    def num_done(self) -> int:
+        return self.num_finished + self.refused.total()
+
     def refusal(self, num_prompt_tokens: int) -> str | None:
         """Why a prompt of that length can never be served; None when it can."""
         if cdiv(num_prompt_tokens, self.config.block_size) > self.manager.num_usable_blocks:
@@ -66,7 +76,7 @@ class Tally:
             num_requests=self.num_requests,
             num_finished=self.num_finished,
             num_cut_short=self.num_cut_short,
-            num_refused=sum(self.refused.values()),
+            num_refused=self.refused.total(),
             refused=dict(self.refused),
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,

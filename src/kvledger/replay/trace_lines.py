@@ -68,7 +68,7 @@ class TraceLines:
 
 def _open(path: str) -> BinaryIO:
     try:
-        return open(path, "rb")  # noqa: SIM115 - closed by TraceLines.close
+        return open(path, "rb")
     except OSError as failed:
         reason = failed.strerror or str(failed)
         raise TraceError(f"{path}: cannot be read ({reason}); give the path of a trace file") from failed

@@ -1,5 +1,4 @@
-"""TraceReader: what every trace format has in common. A reader makes requests, or sessions of them, out of lines.
-"""
+"""TraceReader: what every trace format has in common. A reader makes requests, or sessions of them, out of lines."""
 
 import re
 from abc import ABC, abstractmethod
