@@ -67,6 +67,7 @@ def run(options: ReplayOptions) -> None:
     from kvledger.replay.trace_formats import open_trace, sample_path
 
     try:
+        options.validate()
         reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
         replay = _replay(options, reader)
     except ConfigError as error:
@@ -118,7 +119,6 @@ def _replay(options: ReplayOptions, reader: "TraceReader") -> "ScheduledReplay |
 def _shape(options: ReplayOptions) -> "ModelShape":
     from kvledger.replay.step_time import ModelShape
 
-    _require_above_zero("num_parameters", options.num_parameters)
     return ModelShape(
         num_parameters=math.ceil(options.num_parameters),
         num_layers=options.num_layers,
@@ -134,10 +134,6 @@ def _gpu(options: ReplayOptions) -> "Gpu":
     from kvledger.replay.step_time import Gpu, find_gpu
 
     gpu = find_gpu(options.gpu)
-    if options.bandwidth is not None:
-        _require_above_zero("bandwidth", options.bandwidth)
-    if options.peak_tflops is not None:
-        _require_above_zero("peak_tflops", options.peak_tflops)
     return Gpu(
         gpu.name,
         gpu.memory_bytes,
@@ -171,7 +167,6 @@ def _num_blocks(options: ReplayOptions, shape: "ModelShape", gpu: "Gpu", bytes_p
 def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":
     from kvledger.replay.arrivals import ClosedLoopArrivals, LimitedArrivals, RecordedArrivals, SessionArrivals
 
-    _require_above_zero("speed_up", options.speed_up)
     sessions = reader.sessions()
     arrivals: Arrivals
     if sessions is None:
@@ -216,12 +211,6 @@ def _print(result: "ReplayResult", as_json: bool) -> None:
     from kvledger.replay.report import print_report
 
     print_report(result, Console())
-
-
-def _require_above_zero(field: str, value: float) -> None:
-    # Written so that it refuses what is not a number, too.
-    if not 0.0 < value < math.inf:
-        raise wrong_value(field, value, "must be above 0", "give a positive number")
 
 
 def _in_option_words(message: str) -> str:

@@ -64,9 +64,13 @@ class WeightedSamples:
 
 
 class TimelineMeter:
-    """Samples at equal distances of time. When there are too many, every second one goes and the distance doubles."""
+    """What happened in each of many intervals of equal length: peaks of two counts, and the pool at the end.
 
-    MAX_SAMPLES: Final = 240
+    When there are too many intervals, every two become one. The driver raises the peaks itself, because it does so in
+    every step, and calls close_intervals when `next_time` has come.
+    """
+
+    MAX_INTERVALS: Final = 240
 
     def __init__(self, interval: float, num_usable_blocks: int) -> None:
         self._interval: float = interval
@@ -74,20 +78,21 @@ class TimelineMeter:
         self._running: list[int] = []
         self._waiting: list[int] = []
         self._occupancy: list[PoolOccupancy] = []
-        self.next_time: float = 0.0
+        # End of the interval that is open, and the peaks in it so far.
+        self.next_time: float = interval
+        self.peak_running: int = 0
+        self.peak_waiting: int = 0
 
-    def sample(self, now: float, num_running: int, num_waiting: int, occupancy: PoolOccupancy) -> None:
-        """Notes the state for every sample due up to now. REQUIRES now >= next_time, or nothing happens."""
+    def close_intervals(self, now: float, occupancy: PoolOccupancy) -> None:
+        """Closes every interval that is over. What lies within one step counts for all intervals that it spans."""
         while self.next_time <= now:
-            self._running.append(num_running)
-            self._waiting.append(num_waiting)
-            self._occupancy.append(occupancy)
-            if len(self._running) > self.MAX_SAMPLES:
-                del self._running[1::2]
-                del self._waiting[1::2]
-                del self._occupancy[1::2]
-                self._interval *= 2
-            self.next_time = len(self._running) * self._interval
+            self._close(occupancy)
+        self.peak_running = 0
+        self.peak_waiting = 0
+
+    def end(self, occupancy: PoolOccupancy) -> None:
+        """Closes the last interval, of which only a part has passed."""
+        self._close(occupancy)
 
     def timeline(self) -> Timeline:
         num_usable = self._num_usable_blocks
@@ -96,10 +101,22 @@ class TimelineMeter:
         return Timeline(self._interval, self._running, self._waiting, live, cached)
 
     def shares(self) -> Shares:
+        """Mean of the pool at the ends of the intervals."""
         total = max(1, len(self._occupancy)) * self._num_usable_blocks
         live = sum(occupancy.live for occupancy in self._occupancy) / total
         cached = sum(occupancy.cached for occupancy in self._occupancy) / total
         return Shares(live, cached, 1.0 - live - cached)
+
+    def _close(self, occupancy: PoolOccupancy) -> None:
+        self._running.append(self.peak_running)
+        self._waiting.append(self.peak_waiting)
+        self._occupancy.append(occupancy)
+        if len(self._running) == self.MAX_INTERVALS:
+            self._running = [max(pair) for pair in zip(self._running[::2], self._running[1::2], strict=True)]
+            self._waiting = [max(pair) for pair in zip(self._waiting[::2], self._waiting[1::2], strict=True)]
+            self._occupancy = self._occupancy[1::2]
+            self._interval *= 2
+        self.next_time = (len(self._running) + 1) * self._interval
 
 
 class EvictionMeter(LedgerObserver):

@@ -1,5 +1,7 @@
 """The report of a replay for people: tables and small plots. `ReplayResult` is the one for machines."""
 
+from os.path import basename
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,8 +22,10 @@ def print_report(result: ReplayResult, console: Console) -> None:
     """Prints the whole report, as wide as the console allows."""
     console.print(_heading(result))
     console.print(_beside(_traffic(result), _prefix_cache(result)))
+    console.print()
     console.print(_beside(_pool(result), _run(result)))
     if result.ttft_seconds is not None:
+        console.print()
         console.print(_latency(result))
     width = min(_MAX_PLOT_WIDTH, console.width - _LABEL_WIDTH - 1)
     if width >= 20:
@@ -30,13 +34,13 @@ def print_report(result: ReplayResult, console: Console) -> None:
 
 def _heading(result: ReplayResult) -> Text:
     heading = Text("kvledger replay ", style="bold")
-    heading.append(result.trace, style="bold cyan")
+    heading.append(basename(result.trace), style="bold cyan")
     heading.append(f"  {result.format} format, {result.mode}, hash {result.hash}\n", style="dim")
     return heading
 
 
 def _beside(left: Table, right: Table) -> Table:
-    grid = Table.grid(padding=(0, 4, 1, 0))
+    grid = Table.grid(padding=(0, 4, 0, 0))
     grid.add_column(min_width=_COLUMN_WIDTH)
     grid.add_column(min_width=_COLUMN_WIDTH)
     grid.add_row(left, right)
@@ -88,7 +92,7 @@ def _pool(result: ReplayResult) -> Table:
         ("blocks", f"{result.num_blocks:,} x {result.block_size} tokens"),
         ("usage mean / p95", f"{_percent(usage.mean)} / {_percent(usage.p95)}"),
         ("usage peak", _percent(usage.peak)),
-        ("live / cached / unused", f"{shares.live:.0%} / {shares.cached:.0%} / {shares.unused:.0%}"),
+        ("live/cached/unused", f"{shares.live:.1%}/{shares.cached:.1%}/{shares.unused:.1%}"),
     ]
     return _table("Pool", rows)
 

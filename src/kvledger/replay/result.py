@@ -46,7 +46,10 @@ class Percentiles(msgspec.Struct):
 
 
 class Timeline(msgspec.Struct):
-    """Samples at equal distances of simulated time (of requests, in sequential mode), the first at 0."""
+    """Intervals of equal length in simulated seconds (in requests, in sequential mode).
+
+    `running` and `waiting`: the most in each; `live` and `cached`: shares of the usable blocks at its end.
+    """
 
     interval: float
     running: list[int]

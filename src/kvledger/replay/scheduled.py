@@ -64,8 +64,8 @@ class ScheduledReplay:
                     continue
                 if self._next_arrival == math.inf:
                     break
-                self._sample_timeline(self._next_arrival)
                 self._now = self._next_arrival
+                self._note_timeline()
                 self._book.skip_to(self._now)
                 continue
             self._step()
@@ -73,7 +73,7 @@ class ScheduledReplay:
                 progress(tally.num_done, tally.num_requests + len(self._backlog))
         tally.num_preemptions = scheduler.num_preemptions
         tally.simulated_seconds = self._now
-        self._sample_timeline(self._now)
+        tally.timeline.end(self._manager.occupancy())
         return tally.result("scheduled", perf_counter() - started)
 
     def _step(self) -> None:
@@ -92,8 +92,7 @@ class ScheduledReplay:
         if num_tokens > 0:
             self._now = start + self._step_time.seconds(num_tokens, book.num_context, book.num_pairs)
         tally.usage.add(self._manager.usage, self._now - start)
-        if self._now >= tally.timeline.next_time:
-            self._sample_timeline(self._now)
+        self._note_timeline()
         book.close_step(self._now)
         num_running = scheduler.num_running
         gained = scheduler.update_from_output(output, book.sampled)
@@ -152,6 +151,13 @@ class ScheduledReplay:
         self._arrivals.finished(recorded, self._now)
         self._next_arrival = self._arrivals.next_time()
 
-    def _sample_timeline(self, now: float) -> None:
+    def _note_timeline(self) -> None:
+        timeline = self._tally.timeline
+        num_running = self._scheduler.num_running
         num_waiting = self._scheduler.num_waiting + len(self._backlog)
-        self._tally.timeline.sample(now, self._scheduler.num_running, num_waiting, self._manager.occupancy())
+        if num_running > timeline.peak_running:
+            timeline.peak_running = num_running
+        if num_waiting > timeline.peak_waiting:
+            timeline.peak_waiting = num_waiting
+        if self._now >= timeline.next_time:
+            timeline.close_intervals(self._now, self._manager.occupancy())

@@ -61,7 +61,10 @@ class SequentialReplay:
         assert new_blocks is not None, "an empty pool has room for a request that was not refused"
         manager.record_prefix_lookup(request, hit.num_tokens)
         tally.usage.add(manager.usage)
-        tally.timeline.sample(serial, 1, 0, manager.occupancy())
+        timeline = tally.timeline
+        timeline.peak_running = 1
+        if serial + 1 >= timeline.next_time:
+            timeline.close_intervals(serial + 1, manager.occupancy())
         manager.free(request)
         tally.num_finished += 1
         if self._check:
