@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 import sys
+from contextlib import closing
 from dataclasses import fields
 from typing import TYPE_CHECKING, get_type_hints
 
@@ -69,13 +70,10 @@ def run(options: ReplayOptions) -> None:
     try:
         options.validate()
         reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
-        replay = _replay(options, reader)
+        with closing(reader.lines):
+            result = _run_with_progress(_replay(options, reader), reader)
     except ConfigError as error:
         raise typer.BadParameter(_in_option_words(str(error))) from error
-    try:
-        result = _run_with_progress(replay, reader)
-    finally:
-        reader.lines.close()
     result.trace = options.trace or "bundled sample"
     result.format = reader.name
     result.hash = "off" if options.no_prefix_caching else options.hash

@@ -7,8 +7,9 @@ simply go on: what has every scheduled request sampled, and how long did every t
                               ^                          |
                               +-------- preempted -------+
 
-A decoding request yields one token in every step, so all their gaps are the step's length. The exceptions are kept by
-name: `_late` are decoding requests that the token budget passed over; a preempted request remembers its last token.
+A decoding request yields one token in every step, so all their gaps are the step's length: it was admitted with budget
+to spare, and what runs ahead of it never asks for more than it did then. Only a preempted request has a longer gap, and
+it remembers when its last token came.
 """
 
 from typing import Final
@@ -38,7 +39,7 @@ class Flight:
         self.num_computed: int = 0
         # Tokens that it had computed when it was last preempted.
         self.num_lost: int = 0
-        # None before its first token; kept up to date only where it cannot be known otherwise.
+        # None before its first token; kept up to date only when the request is preempted.
         self.last_token_time: float | None = None
 
 
@@ -50,7 +51,6 @@ class FlightBook:
         self._tally: Final = tally
         self._flights: Final[dict[str, Flight]] = {}
         self._prefilling: Final[dict[str, Flight]] = {}
-        self._late: Final[dict[str, float]] = {}
         # Request id -> what it samples when it is scheduled.
         self._samples: Final[dict[str, list[int]]] = {}
         self._is_stale: bool = True
@@ -71,7 +71,6 @@ class FlightBook:
         """A request that is finished or was ended."""
         self._is_stale = True
         self._prefilling.pop(request_id, None)
-        self._late.pop(request_id, None)
         self._samples.pop(request_id, None)
         return self._flights.pop(request_id)
 
@@ -92,8 +91,6 @@ class FlightBook:
         self._num_silent = 0
         if self._prefilling:
             self._advance_prefills()
-            if self._scheduler.num_running > len(ids):
-                self._note_passed_over()
             self._is_stale = True
         if self._is_stale:
             samples = self._samples
@@ -113,10 +110,6 @@ class FlightBook:
                 else:
                     gaps.add(end - flight.last_token_time)
             self._first = []
-        if self._late:
-            for request_id in self._late.keys() & set(self._ids):
-                gaps.add(end - self._late.pop(request_id))
-                num_steady -= 1
         if num_steady > 0:
             gaps.add(end - self._previous_end, num_steady)
         self._previous_end = end
@@ -140,15 +133,17 @@ class FlightBook:
             num_computed = flight.num_computed
         else:
             num_computed = flight.request.num_tokens - 1
-            flight.last_token_time = self._late.pop(request_id, self._previous_end)
+            flight.last_token_time = self._previous_end
         flight.num_lost = max(flight.num_lost, num_computed)
 
     def _advance_prefills(self) -> None:
+        num_passed_over = 0
         for request_id, flight in list(self._prefilling.items()):
             request = flight.request
             start = flight.num_computed
             end = request.num_computed_tokens
             if end == start:
+                num_passed_over += 1
                 continue
             num_new = end - start
             self.num_pairs += num_pairs(num_new, start) - (start + 1)
@@ -161,11 +156,5 @@ class FlightBook:
                 del self._prefilling[request_id]
                 self._samples[request_id] = flight.tokens
                 self._first.append(flight)
-
-    def _note_passed_over(self) -> None:
-        """Decoding requests that this step leaves out keep the time of their last token."""
-        scheduled = set(self._ids)
-        for request in self._scheduler.running_requests():
-            request_id = request.request_id
-            if request_id not in scheduled and request_id not in self._prefilling:
-                self._late.setdefault(request_id, self._previous_end)
+        num_left_out = self._scheduler.num_running - len(self._ids)
+        assert num_left_out == num_passed_over, "the token budget passed over a decoding request"

@@ -51,8 +51,8 @@ def _table(title: str, rows: list[tuple[str, str]]) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1, 0, 0)
     )
-    table.add_column(style="dim")
-    table.add_column(justify="right")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
     for label, value in rows:
         table.add_row(label, value)
     return table
@@ -115,10 +115,10 @@ def _run(result: ReplayResult) -> Table:
 
 
 def _latency(result: ReplayResult) -> Table:
-    table = Table(title="Latency, simulated", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column()
+    table = Table(title="Latency, simulated", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
     for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(heading, justify="right", header_style="dim")
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
     for label, figures in (
         ("time to first token", result.ttft_seconds),
         ("between tokens", result.inter_token_seconds),

@@ -3,7 +3,7 @@
 from importlib.resources import files
 from typing import Final
 
-from kvledger.errors import wrong_value
+from kvledger.errors import KVLedgerError, wrong_value
 from kvledger.replay.agent_sessions import AgentSessionReader
 from kvledger.replay.azure import AzureReader
 from kvledger.replay.mooncake import MooncakeReader
@@ -29,6 +29,14 @@ def open_trace(
     `trace_block_size`: tokens that one hash id stands for, where the format itself does not say.
     """
     lines = TraceLines(path, skip_bad)
+    try:
+        return _make_reader(lines, format_name, trace_block_size)
+    except KVLedgerError:
+        lines.close()
+        raise
+
+
+def _make_reader(lines: TraceLines, format_name: str | None, trace_block_size: int | None) -> TraceReader:
     reader_class = _recognise(lines) if format_name is None else _named(format_name)
     if trace_block_size is not None and reader_class is not MooncakeReader:
         raise wrong_value(
