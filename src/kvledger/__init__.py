@@ -9,6 +9,7 @@ blocks = manager.allocate_slots(request, 3, manager.get_computed_blocks(request)
 """
 
 from kvledger.block import FreeKVCacheBlockQueue, KVCacheBlock
+from kvledger.block_copies import BlockCopy
 from kvledger.block_hash import (
     BlockHasher,
     ChainedBlockHasher,
@@ -17,7 +18,7 @@ from kvledger.block_hash import (
     make_block_hasher,
 )
 from kvledger.block_pool import BlockPool, PoolOccupancy
-from kvledger.kv_cache_blocks import AdmissionRule, BlockCopy, KVCacheBlocks, PrefixHit
+from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.observer import EvictionCause, LedgerObserver
 from kvledger.request import Adapter, MultiModalItem, Request, RequestStatus

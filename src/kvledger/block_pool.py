@@ -42,6 +42,8 @@ class BlockPool:
         self.indexes: Final = [PrefixIndex() for _ in range(num_groups)]
         self._observer: Final = observer
         self._other_pools: list[BlockPool] = []
+        # Hashes beyond block.block_hash of the few blocks that answer for more than one prefix of theirs.
+        self._more_hashes: dict[int, list[bytes]] = {}
         self._num_free_cached: int = 0
         self._free_call: int = 0
 
@@ -136,13 +138,54 @@ class BlockPool:
         self._num_free_cached += len(hashed)
 
     def cache_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
-        """Makes a held block answer lookups of that hash in that group. BlockError when it carries a hash already."""
-        if block.block_hash is not None or block.ref_cnt == 0:
+        """Makes a held block that is full answer lookups of that hash in that group.
+
+        Hashes of shorter prefixes that end inside the block are dropped. BlockError when the block is free, or full and
+        cached already.
+        """
+        if block.ref_cnt == 0 or (block.block_hash is not None and block.num_hash_tokens >= num_hash_tokens):
             raise BlockError(f"{block!r} cannot be cached: it is free or carries a hash already")
+        if block.block_hash is not None:
+            self._evict(block, EvictionCause.PROMOTED)
         block.block_hash = block_hash
         block.group_id = group_id
         block.num_hash_tokens = num_hash_tokens
         self.indexes[group_id].insert(block_hash, block)
+
+    def cache_partial_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
+        """Makes a held block answer for a prefix that ends inside it, beside the longer one it may answer for already.
+
+        A shorter prefix that it answered for is dropped. Does nothing when the block has that hash already.
+        """
+        if block.ref_cnt == 0:
+            raise BlockError(f"{block!r} cannot be cached: it is free")
+        more = self._more_hashes.get(block.block_id)
+        if block.block_hash == block_hash or (more is not None and block_hash in more):
+            return
+        if block.block_hash is not None and block.num_hash_tokens < num_hash_tokens:
+            self._evict(block, EvictionCause.PROMOTED)
+        if block.block_hash is None:
+            block.block_hash = block_hash
+            block.group_id = group_id
+            block.num_hash_tokens = num_hash_tokens
+        else:
+            self._more_hashes.setdefault(block.block_id, []).append(block_hash)
+        self.indexes[group_id].insert(block_hash, block)
+
+    def move_hashes(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        """Lets `target`, held and without a hash, answer for everything that `source` answered for."""
+        if target.block_hash is not None or target.ref_cnt == 0:
+            raise BlockError(f"{target!r} cannot take over hashes: it is free or carries one already")
+        block_hash = source.block_hash
+        if block_hash is None:
+            return
+        num_tokens: int = source.num_hash_tokens
+        group_id: int = source.group_id
+        more = self._more_hashes.get(source.block_id, [])
+        self._unindex(source)
+        self.cache_partial_block(target, block_hash, group_id, num_tokens)
+        for other in more:
+            self.cache_partial_block(target, other, group_id, 0)
 
     def get_cached_block(self, block_hash: bytes, group_id: int) -> KVCacheBlock | None:
         """The first block that carries that hash in that group, held or free, or None."""
@@ -170,7 +213,8 @@ class BlockPool:
         for index in self.indexes:
             for blocks in index.blocks().values():
                 for block in blocks:
-                    self._evict(block, EvictionCause.RESET)
+                    if block.block_hash is not None:
+                        self._evict(block, EvictionCause.RESET)
         self._num_free_cached = 0
         if self._observer is not None:
             self._observer.prefix_cache_reset()
@@ -191,22 +235,41 @@ class BlockPool:
                 num_free_cached += 1 if block.ref_cnt == 0 else 0
         require(self.null_block.ref_cnt == 0 and self.null_block.block_hash is None, "the null block is held or cached")
         indexed: dict[int, int] = {}
+        num_entries = 0
         for group_id, index in enumerate(self.indexes):
             index.check()
-            for blocks in index.blocks().values():
+            for block_hash, blocks in index.blocks().items():
+                require(len({int(block.block_id) for block in blocks}) == len(blocks), "a block is listed twice")
                 for block in blocks:
+                    more = self._more_hashes.get(block.block_id, [])
+                    require(
+                        block.block_hash == block_hash or block_hash in more,
+                        f"{block!r} is listed under a strange hash",
+                    )
                     indexed[int(block.block_id)] = group_id
+                    num_entries += 1
         require(carriers == indexed, "the blocks that carry a hash and the blocks in the prefix indexes differ")
+        num_more = sum([len(hashes) for hashes in self._more_hashes.values()])
+        require(num_entries == len(carriers) + num_more, "a hash of a block is missing in the prefix index")
         require(num_free_cached == self._num_free_cached, "the count of free cached blocks is wrong")
 
     def _evict(self, block: KVCacheBlock, cause: EvictionCause) -> None:
         if self._observer is not None:
             self._observer.block_evicted(block, cause)
+        self._unindex(block)
+
+    def _unindex(self, block: KVCacheBlock) -> None:
         block_hash = block.block_hash
         assert block_hash is not None
-        self.indexes[block.group_id].remove(block_hash, block)
+        index = self.indexes[block.group_id]
+        index.remove(block_hash, block)
         block.block_hash = None
         block.num_hash_tokens = 0
+        if self._more_hashes:
+            more = self._more_hashes.pop(block.block_id, None)
+            if more is not None:
+                for other in more:
+                    index.remove(other, block)
 
     def _take_back(self, blocks: list[KVCacheBlock], call: int) -> None:
         """Undoes the dropped references of a free_blocks call that fails before it touched the queue."""

@@ -1,22 +1,24 @@
 """KVCacheCoordinator: spreads each call over the KV cache groups, and knows what every request holds in each.
 
-Three kinds: without prefix caching, with one group, and (not built yet) with several groups that must agree on one hit.
 All groups take their blocks from one pool, all or nothing: blocks are counted over every group before any is taken.
+Three kinds: without prefix caching, with one group, and with several groups that must agree on one hit
+(hybrid_coordinator.py).
 """
 
 from abc import ABC, abstractmethod
 from typing import Final
 
 from kvledger.block import KVCacheBlock
+from kvledger.block_copies import BlockCopies
 from kvledger.block_pool import BlockPool
-from kvledger.errors import UnknownRequestError, require, wrong_value
-from kvledger.kv_cache_blocks import BlockCopy, KVCacheBlocks, PrefixHit
-from kvledger.managers.base import GroupBlocks, SingleTypeKVCacheManager
-from kvledger.managers.registry import make_manager
-from kvledger.observer import LedgerObserver
+from kvledger.errors import UnknownRequestError, require
+from kvledger.kv_cache_blocks import KVCacheBlocks, PrefixHit
+from kvledger.ledger_rules import LedgerRules
+from kvledger.managers.base import GroupBlocks, ManagerContext, SingleTypeKVCacheManager
 from kvledger.request import Request
 from kvledger.slot_ranges import SlotRanges
 from kvledger.spec import KVCacheConfig
+from kvledger.units import cdiv
 
 
 class RequestBlocks:
@@ -26,40 +28,50 @@ class RequestBlocks:
         self.groups: Final = groups
         # Every group has a block for each of the first num_slots tokens.
         self.num_slots: int = 0
-        # With this many computed tokens some group has a full block that is not cached yet.
-        self.next_full: int = 0
+        # Computed tokens at which some group has something to cache.
+        self.next_caching: int = 0
+        # Processed tokens at which some group has blocks to release.
+        self.next_release: int = 0
 
 
 class KVCacheCoordinator(ABC):
     """Owns the pool, one manager per group, and {request id: its blocks in each group}."""
 
-    def __init__(self, config: KVCacheConfig, hash_block_size: int, observer: LedgerObserver | None) -> None:
-        self.pool: Final = BlockPool(config.num_blocks, len(config.groups), observer)
+    def __init__(self, config: KVCacheConfig, rules: LedgerRules) -> None:
+        self.pool: Final = BlockPool(config.num_blocks, len(config.groups), rules.observer)
+        self.copies: Final = BlockCopies(self.pool)
+        context = ManagerContext(self.pool, self.copies, rules.observer)
+        policies = rules.policies(config)
         self.managers: Final[list[SingleTypeKVCacheManager]] = [
-            make_manager(group.spec, group_id, self.pool, hash_block_size, observer)
+            rules.registry.make(group.spec, group_id, context, policies[group_id])
             for group_id, group in enumerate(config.groups)
         ]
         self.num_groups: Final = len(config.groups)
         # Shared by every call that yields no blocks; never written to.
         self.no_blocks: Final = KVCacheBlocks([[] for _ in config.groups])
-        self.no_hit: Final = PrefixHit(self.no_blocks, 0)
+        self.no_hit: Final = PrefixHit(self.no_blocks, 0, -1)
+        self._nothing: Final = [manager.make_held() for manager in self.managers]
+        self._chunk_clippers: Final = [manager for manager in self.managers if manager.clips_chunks()]
+        self._long_hit_groups: Final = [m.group_id for m in self.managers if m.keeps_longer_hit()]
         self._held: dict[str, RequestBlocks] = {}
-        self._pending_copies: list[BlockCopy] = []
-        self._retained: dict[int, int] = {}
 
     @abstractmethod
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
         """The longest cached prefix of at most max_tokens tokens that every group can start from."""
 
-    @abstractmethod
     def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
         """Makes blocks that are full at num_tokens tokens hits for others."""
+        for group_id, manager in enumerate(self.managers):
+            manager.cache_blocks(held.groups[group_id], request, num_tokens)
+        self.measure(held)
+
+    # Who holds what
 
     def get(self, request_id: str) -> RequestBlocks | None:
         return self._held.get(request_id)
 
     def add(self, request_id: str) -> RequestBlocks:
-        held = RequestBlocks([GroupBlocks() for _ in self.managers])
+        held = RequestBlocks([manager.make_held() for manager in self.managers])
         self._held[request_id] = held
         return held
 
@@ -71,16 +83,48 @@ class KVCacheCoordinator(ABC):
             )
         return held
 
-    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, num_slots: int) -> int:
-        """Free blocks that giving the request num_slots slots uses up, over all groups."""
+    def blocks_of(self, held: RequestBlocks) -> KVCacheBlocks:
+        return KVCacheBlocks([group.blocks for group in held.groups])
+
+    def measure(self, held: RequestBlocks) -> None:
+        """Brings the three thresholds up to date after the groups changed."""
+        manager = self.managers[0]
+        group = held.groups[0]
+        num_slots = manager.num_slots(group)
+        next_caching = manager.next_caching(group)
+        next_release = manager.next_release(group)
+        for group_id in range(1, self.num_groups):
+            manager = self.managers[group_id]
+            group = held.groups[group_id]
+            num_slots = min(num_slots, manager.num_slots(group))
+            next_caching = min(next_caching, manager.next_caching(group))
+            next_release = min(next_release, manager.next_release(group))
+        held.num_slots = num_slots
+        held.next_caching = next_caching
+        held.next_release = next_release
+
+    # Taking and giving back
+
+    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> int:
+        """Free blocks that these ranges use up, over all groups."""
         num_blocks = 0
+        groups = self._nothing if held is None else held.groups
         hit_blocks = hit.blocks.blocks
         for group_id, manager in enumerate(self.managers):
-            group = _NOTHING_HELD if held is None else held.groups[group_id]
-            num_blocks += manager.num_blocks_to_take(group, hit_blocks[group_id], num_slots)
+            num_blocks += manager.num_blocks_to_take(groups[group_id], hit_blocks[group_id], ranges)
         return num_blocks
 
-    def attach(self, held: RequestBlocks, hit: PrefixHit, ranges: SlotRanges, max_model_len: int) -> None:
+    def usable_hit(self, hit: PrefixHit, num_external: int) -> PrefixHit:
+        """The hit without what a group has beyond the prefix that is reused in the end."""
+        if not self._long_hit_groups:
+            return hit
+        blocks = hit.blocks.blocks.copy()
+        for group_id in self._long_hit_groups:
+            num_reused = cdiv(hit.num_tokens + num_external, self.managers[group_id].block_size)
+            blocks[group_id] = blocks[group_id][:num_reused]
+        return PrefixHit(KVCacheBlocks(blocks), hit.num_tokens, hit.limiting_group, hit.shared_prefix_boundary)
+
+    def attach(self, held: RequestBlocks, hit: PrefixHit, ranges: SlotRanges) -> None:
         """Gives the request its hit, then blocks for external tokens.
 
         Every group's hit is touched before any group takes blocks: otherwise one group's new block could be another
@@ -88,32 +132,24 @@ class KVCacheCoordinator(ABC):
         """
         hit_blocks = hit.blocks.blocks
         for group_id, manager in enumerate(self.managers):
-            manager.attach_hit(held.groups[group_id], hit_blocks[group_id])
+            manager.attach_hit(held.groups[group_id], hit_blocks[group_id], ranges)
         if ranges.num_external > 0:
             for group_id, manager in enumerate(self.managers):
-                manager.take_blocks(held.groups[group_id], min(ranges.computed_end, max_model_len))
+                manager.take_external_blocks(held.groups[group_id], ranges)
 
-    def take_blocks(self, held: RequestBlocks, num_slots: int) -> KVCacheBlocks:
+    def take_blocks(self, held: RequestBlocks, ranges: SlotRanges) -> KVCacheBlocks:
         """Takes the missing blocks of every group and returns them."""
         taken: list[list[KVCacheBlock]] = []
         for group_id, manager in enumerate(self.managers):
-            taken.append(manager.take_blocks(held.groups[group_id], num_slots))
+            taken.append(manager.take_blocks(held.groups[group_id], ranges))
         self.measure(held)
         return KVCacheBlocks(taken)
 
-    def measure(self, held: RequestBlocks) -> None:
-        """Brings num_slots and next_full up to date after the groups changed."""
-        first = held.groups[0]
-        block_size = self.managers[0].block_size
-        num_slots = len(first.blocks) * block_size
-        next_full = (first.num_cached_blocks + 1) * block_size
-        for group_id in range(1, self.num_groups):
-            group = held.groups[group_id]
-            block_size = self.managers[group_id].block_size
-            num_slots = min(num_slots, len(group.blocks) * block_size)
-            next_full = min(next_full, (group.num_cached_blocks + 1) * block_size)
-        held.num_slots = num_slots
-        held.next_full = next_full
+    def release_skipped(self, held: RequestBlocks, num_processed_tokens: int) -> None:
+        """Gives back what no later token reads."""
+        for group_id, manager in enumerate(self.managers):
+            manager.release_skipped(held.groups[group_id], num_processed_tokens)
+        self.measure(held)
 
     def free(self, request_id: str) -> None:
         """Gives back all blocks of a request."""
@@ -123,82 +159,84 @@ class KVCacheCoordinator(ABC):
         del self._held[request_id]
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> KVCacheBlocks | None:
-        """Lets the child share the parent's full blocks at num_tokens tokens; the rest of the last block is copied.
+        """Lets the child share the parent's blocks for the first num_tokens tokens; what is not shared is copied.
 
         None, changing nothing, when the blocks to copy into are not free.
         """
         parent = self.require_held(parent_id)
-        partial = [manager for manager in self.managers if num_tokens % manager.block_size != 0]
-        if len(partial) > self.pool.num_free_blocks:
+        num_blocks = 0
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_to_fork(parent.groups[group_id], num_tokens)
+        if num_blocks > self.pool.num_free_blocks:
             return None
         child = self.add(child_id)
         for group_id, manager in enumerate(self.managers):
-            blocks = child.groups[group_id]
-            manager.fork(parent.groups[group_id], blocks, num_tokens)
-            if manager in partial:
-                source = parent.groups[group_id].blocks[len(blocks.blocks)]
-                target = manager.take_blocks(blocks, num_tokens)[0]
-                self._order_copy(BlockCopy(group_id, source, target))
+            manager.fork(parent.groups[group_id], child.groups[group_id], num_tokens)
         self.measure(child)
         return self.blocks_of(child)
 
-    def blocks_of(self, held: RequestBlocks) -> KVCacheBlocks:
-        return KVCacheBlocks([group.blocks for group in held.groups])
+    # The rest
 
-    def take_block_copies(self) -> list[BlockCopy]:
-        copies = self._pending_copies
-        if copies:
-            self._pending_copies = []
-        return copies
+    def start_step(self) -> None:
+        for manager in self.managers:
+            manager.start_step()
 
-    def release_block_copies(self, copies: list[BlockCopy]) -> None:
-        """The worker has made these copies: their blocks may be reused."""
-        for copy in copies:
-            for block in (copy.target, copy.source):
-                block_id: int = block.block_id
-                if self._retained[block_id] == 1:
-                    del self._retained[block_id]
-                else:
-                    self._retained[block_id] -= 1
-                self.pool.free_blocks([block])
+    def clip_chunk(self, request: Request, start: int, end: int, max_chunk: int) -> int:
+        """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
+        for manager in self._chunk_clippers:
+            end = manager.clip_chunk(request, start, end, max_chunk)
+        return end
 
-    def _order_copy(self, copy: BlockCopy) -> None:
-        self._pending_copies.append(copy)
-        self.pool.touch([copy.source, copy.target])
-        for block in (copy.source, copy.target):
-            block_id: int = block.block_id
-            self._retained[block_id] = self._retained.get(block_id, 0) + 1
+    def reset_prefix_cache(self) -> bool:
+        """Takes every hash in every pool; False, changing nothing, while requests hold blocks in any of them."""
+        pools = self._pools()
+        for pool in pools:
+            if pool.num_free_blocks < pool.num_usable_blocks:
+                return pool.reset_prefix_cache()
+        for pool in pools:
+            pool.reset_prefix_cache()
+        return True
 
     def check(self) -> None:
         """Proves that each block's ref_cnt is the number of its holders, and every layer below. O(blocks)."""
-        self.pool.check()
-        holders = dict(self._retained)
+        for pool in self._pools():
+            pool.check()
+            holders = self.copies.holders() if pool is self.pool else {}
+            for request_id, held in self._held.items():
+                for group_id, manager in enumerate(self.managers):
+                    if manager.pool is pool:
+                        _count_holders(request_id, held.groups[group_id], pool, holders)
+            for block in pool.blocks[1:]:
+                num_holders = holders.get(int(block.block_id), 0)
+                require(block.ref_cnt == num_holders, f"{block!r} has {num_holders} holders")
         for request_id, held in self._held.items():
-            require(len(held.groups) == self.num_groups, f"request {request_id!r} misses a group")
-            for group_id, group in enumerate(held.groups):
-                block_size = self.managers[group_id].block_size
+            for group_id, manager in enumerate(self.managers):
                 require(
-                    held.num_slots <= len(group.blocks) * block_size
-                    and held.next_full <= (group.num_cached_blocks + 1) * block_size,
-                    f"request {request_id!r}: num_slots or next_full is out of date",
+                    held.num_slots <= manager.num_slots(held.groups[group_id])
+                    and held.next_caching <= manager.next_caching(held.groups[group_id])
+                    and held.next_release <= manager.next_release(held.groups[group_id]),
+                    f"request {request_id!r}: a threshold is out of date",
                 )
-                require(group.num_cached_blocks <= len(group.blocks), f"request {request_id!r} caches what it lacks")
-                seen: set[int] = set()
-                for block in group.blocks:
-                    block_id = int(block.block_id)
-                    if block_id == 0:
-                        continue
-                    require(self.pool.blocks[block_id] is block, f"{block!r} is of another pool")
-                    require(block_id not in seen, f"request {request_id!r} holds {block!r} twice")
-                    seen.add(block_id)
-                    holders[block_id] = holders.get(block_id, 0) + 1
-        for block in self.pool.blocks[1:]:
-            num_holders = holders.get(int(block.block_id), 0)
-            require(block.ref_cnt == num_holders, f"{block!r} has {num_holders} holders")
+
+    def _pools(self) -> list[BlockPool]:
+        pools = [self.pool]
+        for manager in self.managers:
+            if manager.pool not in pools:
+                pools.append(manager.pool)
+        return pools
 
 
-# Stands in for a request that holds nothing yet; never written to.
-_NOTHING_HELD: Final = GroupBlocks()
+def _count_holders(request_id: str, group: GroupBlocks, pool: BlockPool, holders: dict[int, int]) -> None:
+    require(group.num_cached_blocks <= len(group.blocks), f"request {request_id!r} caches what it lacks")
+    seen: set[int] = set()
+    for block in group.blocks:
+        block_id = int(block.block_id)
+        if block_id == 0:
+            continue
+        require(pool.blocks[block_id] is block, f"{block!r} is of another pool")
+        require(block_id not in seen, f"request {request_id!r} holds {block!r} twice")
+        seen.add(block_id)
+        holders[block_id] = holders.get(block_id, 0) + 1
 
 
 class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
@@ -207,44 +245,17 @@ class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
         return self.no_hit
 
-    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
-        return
-
 
 class UnitaryKVCacheCoordinator(KVCacheCoordinator):
     """One group with prefix caching: its manager's hit is the hit."""
 
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
         manager = self.managers[0]
-        hit = manager.find_longest_hit(block_hashes, max_tokens)
-        if not hit:
-            return self.no_hit
-        return PrefixHit(KVCacheBlocks([hit]), len(hit) * manager.block_size)
-
-    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
-        self.managers[0].cache_blocks(held.groups[0], request, num_tokens)
-        self.measure(held)
+        hit = manager.find_longest_hit(block_hashes, max_tokens, _GROUP_0, manager.policy.is_draft)
+        limiting_group = 0 if hit.num_tokens + manager.block_size <= max_tokens else -1
+        if hit.num_tokens == 0:
+            return PrefixHit(self.no_blocks, 0, limiting_group)
+        return PrefixHit(KVCacheBlocks(hit.blocks), hit.num_tokens, limiting_group)
 
 
-def make_coordinator(
-    config: KVCacheConfig, enable_caching: bool, hash_block_size: int, observer: LedgerObserver | None
-) -> KVCacheCoordinator:
-    """The coordinator for that configuration."""
-    if not enable_caching:
-        return KVCacheCoordinatorNoPrefixCache(config, hash_block_size, observer)
-    for group in config.groups:
-        if group.spec.block_size % hash_block_size != 0:
-            raise wrong_value(
-                "hash_block_size",
-                hash_block_size,
-                f"does not divide the block size {group.spec.block_size} of a group",
-                "give a common divisor of all block sizes",
-            )
-    if len(config.groups) == 1:
-        return UnitaryKVCacheCoordinator(config, hash_block_size, observer)
-    raise wrong_value(
-        "groups",
-        len(config.groups),
-        "prefix caching over several groups is not built yet",
-        "give one group, or enable_caching=False",
-    )
+_GROUP_0: Final = [0]

@@ -1,4 +1,4 @@
-"""What crosses the ledger's door: blocks per group, a prefix hit, an admission rule, a copy order."""
+"""What crosses the ledger's door: blocks per group, a prefix hit, an admission rule."""
 
 from typing import Final
 
@@ -24,11 +24,24 @@ class KVCacheBlocks:
 
 @mypyc_attr(acyclic=True)
 class PrefixHit:
-    """What the prefix cache has of a request. Valid until the next call that changes the ledger."""
+    """What the prefix cache has of a request. Valid until the next call that changes the ledger.
 
-    def __init__(self, blocks: KVCacheBlocks, num_tokens: int) -> None:
+    `limiting_group`: the group for whose sake it is not longer; -1 when none had less than the lookup's limit.
+    `shared_prefix_boundary`: where a longer prefix ends that other groups have cached and a
+    sparse one (windows, states) has not; 0 if there is none. Worth caching there when the request gets to it.
+    """
+
+    def __init__(
+        self,
+        blocks: KVCacheBlocks,
+        num_tokens: int,
+        limiting_group: int,
+        shared_prefix_boundary: int = 0,
+    ) -> None:
         self.blocks: Final = blocks
         self.num_tokens: Final = num_tokens
+        self.limiting_group: Final = limiting_group
+        self.shared_prefix_boundary: Final = shared_prefix_boundary
 
 
 @mypyc_attr(acyclic=True)
@@ -46,24 +59,3 @@ class AdmissionRule:
         self.full_sequence_must_fit: Final = full_sequence_must_fit
         self.reserved_blocks: Final = reserved_blocks
         self.has_scheduled_requests: Final = has_scheduled_requests
-
-
-@mypyc_attr(acyclic=True)
-class BlockCopy:
-    """Order to the worker: copy block source to block target in that group, before the step computes.
-
-    Both blocks are kept from reuse until release_block_copies.
-    """
-
-    def __init__(self, group_id: int, source: KVCacheBlock, target: KVCacheBlock) -> None:
-        self.group_id: Final = group_id
-        self.source: Final = source
-        self.target: Final = target
-
-    @property
-    def source_block_id(self) -> int:
-        return self.source.block_id
-
-    @property
-    def target_block_id(self) -> int:
-        return self.target.block_id

@@ -10,11 +10,16 @@ Every call either does all of its work or changes nothing. One owner thread.
 
 from typing import Final
 
+from kvledger.block_copies import BlockCopy
 from kvledger.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.block_pool import PoolOccupancy
-from kvledger.coordinator import KVCacheCoordinator, RequestBlocks, make_coordinator
+from kvledger.coordinator import KVCacheCoordinator, RequestBlocks
 from kvledger.errors import RequestError, wrong_value
-from kvledger.kv_cache_blocks import AdmissionRule, BlockCopy, KVCacheBlocks, PrefixHit
+from kvledger.hybrid_coordinator import make_coordinator
+from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
+from kvledger.ledger_rules import LedgerRules
+from kvledger.managers.policy import DraftRule
+from kvledger.managers.registry import ManagerRegistry
 from kvledger.observer import LedgerObserver
 from kvledger.prefix_cache_stats import PrefixCacheStats
 from kvledger.request import Request
@@ -26,8 +31,13 @@ from kvledger.units import require_positive
 class KVCacheManager:
     """The ledger of one engine.
 
-    `hasher` names blocks for the prefix cache; sha256 over the block size if none is given. `watermark`: share of the
-    pool that stays free when a request that is not running asks for blocks while others run.
+    `hasher` names blocks for the prefix cache; sha256 is used if none is given. `watermark`: share of the pool that
+    stays free when a request that is not running asks for blocks while others run. `max_in_flight_tokens`: most tokens
+    that are scheduled and not settled at a time, over all steps in flight; bounds what windowed groups hold (default:
+    max_model_len). `drafts`: the rule of a draft model, if one keeps KV values. `retention_interval`: sparse groups
+    (windows, states) keep a reusable tail once in so many tokens, 0: only where a replay of the prompt can use it,
+    None: at every boundary. `pins_shared_prefix`: also cache a state exactly where a shared prefix ends.
+    `context_parallel_size`: ranks that share out each block's tokens. `registry`: managers for your own specs.
     """
 
     def __init__(
@@ -38,21 +48,37 @@ class KVCacheManager:
         enable_caching: bool = True,
         hasher: BlockHasher | None = None,
         watermark: float = 0.0,
+        max_in_flight_tokens: int | None = None,
+        drafts: DraftRule | None = None,
+        retention_interval: int | None = None,
+        pins_shared_prefix: bool = False,
+        context_parallel_size: int = 1,
+        registry: ManagerRegistry | None = None,
         observer: LedgerObserver | None = None,
     ) -> None:
         require_positive("max_model_len", max_model_len)
         if not 0.0 <= watermark < 1.0:
             raise wrong_value("watermark", watermark, "not a share of the pool", "give 0.0 up to below 1.0")
+        rules = LedgerRules(
+            registry=ManagerRegistry() if registry is None else registry,
+            max_model_len=max_model_len,
+            max_in_flight_tokens=max_model_len if max_in_flight_tokens is None else max_in_flight_tokens,
+            enable_caching=enable_caching,
+            hash_block_size=0 if hasher is None else hasher.block_size,
+            drafts=drafts,
+            retention_interval=retention_interval,
+            context_parallel_size=context_parallel_size,
+            pins_shared_prefix=pins_shared_prefix,
+            observer=observer,
+        )
         if hasher is None:
-            hasher = Sha256BlockHasher(min(group.spec.block_size for group in config.groups))
+            hasher = Sha256BlockHasher(rules.resolved_hash_block_size(config))
         self.config: Final = config
         self.max_model_len: Final = max_model_len
         self.enable_caching: Final = enable_caching
         self._hasher: Final = hasher
         self._hash_block_size: Final = hasher.block_size
-        self._coordinator: Final[KVCacheCoordinator] = make_coordinator(
-            config, enable_caching, hasher.block_size, observer
-        )
+        self._coordinator: Final[KVCacheCoordinator] = make_coordinator(config, rules)
         self._pool: Final = self._coordinator.pool
         self._no_blocks: Final = self._coordinator.no_blocks
         self._no_hit: Final = self._coordinator.no_hit
@@ -79,14 +105,17 @@ class KVCacheManager:
         """Live, cached and unused blocks."""
         return self._pool.occupancy()
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Most blocks that a request of num_tokens tokens holds when it shares none, over all groups."""
-        return self._coordinator.num_blocks_to_take(None, self._no_hit, min(num_tokens, self.max_model_len))
+    def num_blocks_for(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
+        """Most blocks that a request of num_tokens tokens holds at a time when it shares none, over all groups."""
+        return self._coordinator.num_blocks_to_take(
+            None, self._no_hit, self._gate_ranges(num_tokens, num_encoder_tokens)
+        )
 
     def num_blocks_missing(self, request: Request) -> int:
         """Blocks that the request still needs to hold all its tokens so far."""
         held = self._coordinator.get(request.request_id)
-        return self._coordinator.num_blocks_to_take(held, self._no_hit, min(request.num_tokens, self.max_model_len))
+        ranges = self._gate_ranges(request.num_tokens, request.num_encoder_tokens)
+        return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
 
     # The life of a request
 
@@ -123,23 +152,35 @@ class KVCacheManager:
         """
         held = self._coordinator.get(request.request_id)
         starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
+        num_computed = request.num_computed_tokens
         if held is None or starts or num_new_tokens <= 0:
+            if hit is None:
+                hit = self._no_hit
+            local_end = num_computed + hit.num_tokens
+            computed_end = local_end + num_external_computed_tokens
+            new_end = min(computed_end, self.max_model_len) + num_new_tokens
             ranges = SlotRanges(
-                request.num_computed_tokens + (0 if hit is None else hit.num_tokens),
-                num_external_computed_tokens,
-                num_new_tokens,
-                num_lookahead_tokens,
-                self.max_model_len,
+                local_end,
+                computed_end,
+                new_end,
+                min(new_end + num_lookahead_tokens, self.max_model_len),
+                request.num_encoder_tokens,
+                max(request.num_prompt_tokens, request.num_tokens - 1),
             )
-            return self._start(request, hit or self._no_hit, ranges, delay_cache_blocks, admission)
-        # A running request grows. Most steps stay within the blocks it has and fill none: two comparisons.
-        new_end = request.num_computed_tokens + num_new_tokens
+            return self._start(request, hit, ranges, delay_cache_blocks, admission)
+        # A running request grows. Most steps stay within its blocks, fill none and leave none: three comparisons.
+        new_end = num_computed + num_new_tokens
         slots_end = min(new_end + num_lookahead_tokens, self.max_model_len)
+        num_processed = num_computed - request.num_in_flight_tokens
+        if num_processed >= held.next_release:
+            self._coordinator.release_skipped(held, max(0, num_processed))
         new_blocks = self._no_blocks
         if slots_end > held.num_slots:
-            if self._coordinator.num_blocks_to_take(held, self._no_hit, slots_end) > self._pool.num_free_blocks:
+            prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
+            ranges = SlotRanges(num_computed, num_computed, new_end, slots_end, request.num_encoder_tokens, prefill_end)
+            if self._coordinator.num_blocks_to_take(held, self._no_hit, ranges) > self._pool.num_free_blocks:
                 return None
-            new_blocks = self._coordinator.take_blocks(held, slots_end)
+            new_blocks = self._coordinator.take_blocks(held, ranges)
         if self.enable_caching:
             self._cache_blocks(held, request, min(new_end, request.num_tokens))
         return new_blocks
@@ -191,15 +232,25 @@ class KVCacheManager:
         """All block ids of a request per group, in fresh lists."""
         return self.get_blocks(request_id).get_block_ids()
 
-    # Copies that workers must make
+    # Steps
+
+    def start_step(self) -> None:
+        """A new step begins: from now on requests can start from states that the step before has written."""
+        self._coordinator.start_step()
+
+    def clip_chunk(self, request: Request, start: int, num_new_tokens: int, max_chunk: int) -> int:
+        """How many of num_new_tokens tokens from `start` on to compute in one step, so that groups which cache states
+        only where a step ends can do so. 0: wait for more budget. `max_chunk`: most tokens that a step can have.
+        """
+        return self._coordinator.clip_chunk(request, start, start + num_new_tokens, max_chunk) - start
 
     def take_block_copies(self) -> list[BlockCopy]:
         """Copy orders since the last call, for the step about to be sent to the workers."""
-        return self._coordinator.take_block_copies()
+        return self._coordinator.copies.take()
 
     def release_block_copies(self, copies: list[BlockCopy]) -> None:
         """To be called once the step that carried these copies is done."""
-        self._coordinator.release_block_copies(copies)
+        self._coordinator.copies.release(copies)
 
     # The prefix cache as a whole
 
@@ -209,7 +260,7 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content. False, with a warning to the observer, while requests hold blocks."""
-        done = self._pool.reset_prefix_cache()
+        done = self._coordinator.reset_prefix_cache()
         if done:
             self._stats.reset = True
         return done
@@ -248,31 +299,42 @@ class KVCacheManager:
         """allocate_slots for a request that does not simply grow: new, resumed, or back from a load."""
         coordinator = self._coordinator
         self._require_sound_start(request, hit, ranges)
+        hit = coordinator.usable_hit(hit, ranges.num_external)
         held = coordinator.get(request.request_id)
-        num_blocks = coordinator.num_blocks_to_take(held, hit, ranges.slots_end)
         rule = _NO_RULE if admission is None else admission
-        num_free = self._pool.num_free_blocks
         watermark = self._watermark_blocks if rule.has_scheduled_requests else 0
         if rule.full_sequence_must_fit:
-            num_slots = min(request.num_tokens, self.max_model_len)
-            if coordinator.num_blocks_to_take(held, hit, num_slots) + watermark > num_free:
+            end = min(request.num_tokens, self.max_model_len)
+            computed_end = min(ranges.computed_end, self.max_model_len)
+            gate = SlotRanges(
+                ranges.local_end, computed_end, end, end, ranges.num_encoder_tokens, ranges.prefill_end, is_gate=True
+            )
+            if coordinator.num_blocks_to_take(held, hit, gate) + watermark > self._pool.num_free_blocks:
                 return None
-        if num_blocks + watermark > num_free - rule.reserved_blocks:
+        if held is not None:
+            num_computed = min(ranges.computed_end, self.max_model_len)
+            coordinator.release_skipped(held, max(0, num_computed - request.num_in_flight_tokens))
+        num_blocks = coordinator.num_blocks_to_take(held, hit, ranges)
+        if num_blocks + watermark > self._pool.num_free_blocks - rule.reserved_blocks:
             return None
         if held is None:
             if self.enable_caching:
                 self._hasher.refresh(request)
             held = coordinator.add(request.request_id)
-            coordinator.attach(held, hit, ranges, self.max_model_len)
-        new_blocks = coordinator.take_blocks(held, ranges.slots_end)
+            coordinator.attach(held, hit, ranges)
+        new_blocks = coordinator.take_blocks(held, ranges)
         if self.enable_caching and not delay_cache_blocks:
             self._cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
         return self._no_blocks if new_blocks.is_empty() else new_blocks
 
+    def _gate_ranges(self, num_tokens: int, num_encoder_tokens: int) -> SlotRanges:
+        end = min(num_tokens, self.max_model_len)
+        return SlotRanges(0, 0, end, end, num_encoder_tokens, end, is_gate=True)
+
     def _cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
         """Caches what is full at num_tokens tokens. REQUIRES num_tokens <= request.num_tokens: drafts may be rejected
         and must never be hits."""
-        if num_tokens < held.next_full:
+        if num_tokens < held.next_caching:
             return
         if num_tokens // self._hash_block_size > len(request.block_hashes):
             self._hasher.extend(request)
@@ -280,7 +342,8 @@ class KVCacheManager:
 
     def _require_sound_start(self, request: Request, hit: PrefixHit, ranges: SlotRanges) -> None:
         request_id = request.request_id
-        num_new, num_external = ranges.num_new, ranges.num_external
+        num_new = ranges.new_end - min(ranges.computed_end, self.max_model_len)
+        num_external = ranges.num_external
         if num_new < 0 or num_external < 0 or (num_new == 0 and num_external == 0 and hit.num_tokens == 0):
             raise RequestError(
                 f"num_new_tokens={num_new}: a step of request {request_id!r} needs a token to compute, unless it "

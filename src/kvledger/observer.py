@@ -16,6 +16,7 @@ class EvictionCause(Enum):
     REUSED = "a new block was needed"
     EVICTED = "evict_blocks"
     RESET = "reset_prefix_cache"
+    PROMOTED = "the block answers for a longer prefix now"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -56,11 +56,6 @@ class PrefixIndex:
         self._later.clear()
 
     def check(self) -> None:
-        """Proves that every entry and its block name each other, once."""
-        for block_hash, blocks in self.blocks().items():
-            for block in blocks:
-                require(block.block_hash == block_hash, f"prefix index: {block!r} is listed under a hash not its own")
-            ids = {block.block_id for block in blocks}
-            require(len(ids) == len(blocks), f"prefix index: a block is listed twice among {sorted(ids)}")
+        """Proves that later blocks stand behind a first one. What the blocks say of themselves is the pool's check."""
         for block_hash, later in self._later.items():
             require(block_hash in self._first and len(later) > 0, "prefix index: later blocks without a first one")

@@ -53,6 +53,7 @@ class Request:
     `stop_token_ids` end it, as does reaching `max_tokens` generated tokens. Lower `priority` values are served first
     under the priority policy. `cache_salt` keeps tenants apart: only equal salts share blocks (none and "" are equal).
     `skip_prefix_lookup` computes the whole prompt (as prompt log-probabilities need) and still fills the cache.
+    `num_encoder_tokens`: what the encoder of an encoder-decoder model leaves for cross attention.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Request:
         cache_salt: str = "",
         multimodal: tuple[MultiModalItem, ...] = (),
         skip_prefix_lookup: bool = False,
+        num_encoder_tokens: int = 0,
     ) -> None:
         packed = prompt if isinstance(prompt, bytes) else pack_tokens(prompt)
         if not packed:
@@ -86,6 +88,7 @@ class Request:
         self.cache_salt: Final = cache_salt
         self.multimodal: Final = multimodal
         self.skip_prefix_lookup: Final = skip_prefix_lookup
+        self.num_encoder_tokens: Final = num_encoder_tokens
 
         self.status: RequestStatus = RequestStatus.WAITING
         self.num_computed_tokens: int = 0
@@ -101,6 +104,8 @@ class Request:
         self.is_prefill_chunk: bool = False
         self.draft_token_ids: list[int] = []
         self.num_preemptions: int = 0
+        # Where a prefix ends that others share and a sparse group has not cached yet; 0: not known.
+        self.shared_prefix_boundary: int = 0
         # Hash of every full hash block of `tokens`, and the hasher's epoch that they belong to.
         self.block_hashes: list[bytes] = []
         self.hash_epoch: int = 0
@@ -137,6 +142,7 @@ class Request:
             cache_salt=self.cache_salt,
             multimodal=self.multimodal,
             skip_prefix_lookup=self.skip_prefix_lookup,
+            num_encoder_tokens=self.num_encoder_tokens,
         )
         twin.tokens = self.tokens.copy()
         twin.num_tokens = self.num_tokens

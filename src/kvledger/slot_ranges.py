@@ -18,13 +18,31 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(acyclic=True)
 class SlotRanges:
-    """Positions in tokens from the start of the sequence; new_end and slots_end respect max_model_len as vLLM does."""
+    """Positions in tokens from the start of the sequence.
 
-    def __init__(self, local_end: int, external: int, new: int, lookahead: int, max_model_len: int) -> None:
+    `is_gate`: these are not the ranges of a step but of the whole sequence, to see whether it would fit. `prefill_end`:
+    where the known tokens end that must be computed before the first new token can be sampled.
+    """
+
+    def __init__(
+        self,
+        local_end: int,
+        computed_end: int,
+        new_end: int,
+        slots_end: int,
+        num_encoder_tokens: int = 0,
+        prefill_end: int = 0,
+        is_gate: bool = False,
+    ) -> None:
         self.local_end: Final = local_end
-        self.num_external: Final = external
-        self.num_new: Final = new
-        # Not capped: it may run past max_model_len when the cache knows more than the model takes.
-        self.computed_end: Final = local_end + external
-        self.new_end: Final = min(self.computed_end, max_model_len) + new
-        self.slots_end: Final = min(self.new_end + lookahead, max_model_len)
+        # Not capped to max_model_len: the cache may know more than the model takes.
+        self.computed_end: Final = computed_end
+        self.new_end: Final = new_end
+        self.slots_end: Final = slots_end
+        self.num_encoder_tokens: Final = num_encoder_tokens
+        self.prefill_end: Final = prefill_end
+        self.is_gate: Final = is_gate
+
+    @property
+    def num_external(self) -> int:
+        return self.computed_end - self.local_end

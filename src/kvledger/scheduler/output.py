@@ -8,8 +8,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from kvledger.block_copies import BlockCopy
 from kvledger.errors import RequestTooLargeError
-from kvledger.kv_cache_blocks import BlockCopy
 from kvledger.request import Request, RequestStatus
 
 
