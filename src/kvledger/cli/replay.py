@@ -65,26 +65,32 @@ def register(app: typer.Typer) -> None:
 
 def run(options: ReplayOptions) -> None:
     """Runs one replay and prints its result. typer.Exit(1) when nothing finished."""
-    from kvledger.replay.trace_formats import open_trace, sample_path
-
-    try:
-        options.validate()
-        reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
-        with closing(reader.lines):
-            result = _run_with_progress(_replay(options, reader), reader)
-    except ConfigError as error:
-        raise typer.BadParameter(_in_option_words(str(error))) from error
-    result.trace = options.trace or "bundled sample"
-    result.format = reader.name
-    result.hash = "off" if options.no_prefix_caching else options.hash
-    result.num_bad_lines = reader.lines.num_bad
+    result = replay(options)
     _print(result, options.json)
     if result.num_finished == 0:
         print(f"kvledger: none of the {result.num_requests} requests finished", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def _replay(options: ReplayOptions, reader: "TraceReader") -> "ScheduledReplay | SequentialReplay":
+def replay(options: ReplayOptions) -> "ReplayResult":
+    """Runs one replay. typer.BadParameter for options that are wrong, TraceError for a trace that is."""
+    from kvledger.replay.trace_formats import open_trace, sample_path
+
+    try:
+        options.validate()
+        reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
+        with closing(reader.lines):
+            result = _run_with_progress(_make_replay(options, reader), reader)
+    except ConfigError as error:
+        raise typer.BadParameter(_in_option_words(str(error))) from error
+    result.trace = options.trace or "bundled sample"
+    result.format = reader.name
+    result.hash = "off" if options.no_prefix_caching else options.hash
+    result.num_bad_lines = reader.lines.num_bad
+    return result
+
+
+def _make_replay(options: ReplayOptions, reader: "TraceReader") -> "ScheduledReplay | SequentialReplay":
     from kvledger.replay.config import ReplayConfig
     from kvledger.replay.prompts import make_prompt_maker
     from kvledger.replay.scheduled import ScheduledReplay

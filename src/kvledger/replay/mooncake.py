@@ -1,6 +1,6 @@
 """Reader of the Mooncake trace format: one JSON object a line, one request each.
 
-    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ..., 2354, 2355]}
+    {"timestamp": 21000, "input_length": 2651, "output_length": 366, "hash_ids": [0, 1541, 1542, 1543, 1544, 1545]}
 
 timestamp: arrival in milliseconds. hash_ids: one id for every 512 prompt tokens, the last block may be partial; equal
 ids are equal blocks. An optional integer "priority" is kept for the priority policy.

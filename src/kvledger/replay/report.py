@@ -13,7 +13,6 @@ from kvledger.replay.tally import REFUSAL_TEXTS
 _PLOT_HEIGHT = 4
 _MAX_PLOT_WIDTH = 100
 _LABEL_WIDTH = 10
-_COLUMN_WIDTH = 36
 _LIVE_COLOUR = "dodger_blue2"
 _CACHED_COLOUR = "dark_sea_green4"
 
@@ -21,9 +20,11 @@ _CACHED_COLOUR = "dark_sea_green4"
 def print_report(result: ReplayResult, console: Console) -> None:
     """Prints the whole report, as wide as the console allows."""
     console.print(_heading(result))
-    console.print(_beside(_traffic(result), _prefix_cache(result)))
-    console.print()
-    console.print(_beside(_pool(result), _run(result)))
+    grid = Table.grid(padding=(0, 4, 0, 0))
+    grid.add_row(_traffic(result), _prefix_cache(result))
+    grid.add_row()
+    grid.add_row(_pool(result), _run(result))
+    console.print(grid)
     if result.ttft_seconds is not None:
         console.print()
         console.print(_latency(result))
@@ -37,14 +38,6 @@ def _heading(result: ReplayResult) -> Text:
     heading.append(basename(result.trace), style="bold cyan")
     heading.append(f"  {result.format} format, {result.mode}, hash {result.hash}\n", style="dim")
     return heading
-
-
-def _beside(left: Table, right: Table) -> Table:
-    grid = Table.grid(padding=(0, 4, 0, 0))
-    grid.add_column(min_width=_COLUMN_WIDTH)
-    grid.add_column(min_width=_COLUMN_WIDTH)
-    grid.add_row(left, right)
-    return grid
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
@@ -162,7 +155,7 @@ def _framed(lines: list[Text], top: str, width: int, end: str) -> list[Renderabl
     labels = [top, *[""] * (len(lines) - 2), "0"]
     framed: list[RenderableType] = []
     for label, line in zip(labels, lines, strict=True):
-        framed.append(Text(f"{label:>{_LABEL_WIDTH - 1}} ", style="dim").append_text(line))
+        framed.append(Text().append(f"{label:>{_LABEL_WIDTH - 1}} ", style="dim").append_text(line))
     axis = "0" + f"{end:>{width - 1}}"
     framed.append(Text(" " * _LABEL_WIDTH + axis, style="dim"))
     return framed
