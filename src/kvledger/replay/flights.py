@@ -57,6 +57,7 @@ class FlightBook:
         self._previous_end: float = 0.0
         # Of the step that is open.
         self.sampled: list[list[int]] = []
+        self.num_tokens: int = 0
         self.num_context: int = 0
         self.num_pairs: float = 0.0
         self._num_silent: int = 0
@@ -75,7 +76,7 @@ class FlightBook:
         return self._flights.pop(request_id)
 
     def open_step(self, output: SchedulerOutput) -> None:
-        """Works out what the step computes and samples: `sampled`, `num_context`, `num_pairs`."""
+        """Works out what the step computes and samples: `sampled` and the numbers for the step-time model."""
         if output.preempted_request_ids:
             for request_id in output.preempted_request_ids:
                 self._preempt(request_id)
@@ -85,7 +86,8 @@ class FlightBook:
         ids = output.request_ids
         num_computed = sum(output.num_computed_tokens)
         self._ids = ids
-        self.num_context = num_computed + output.total_num_scheduled_tokens
+        self.num_tokens = output.total_num_scheduled_tokens
+        self.num_context = num_computed + self.num_tokens
         # As if everybody computed one token, which is right for decodes.
         self.num_pairs = num_computed + len(ids)
         self._num_silent = 0
@@ -97,22 +99,21 @@ class FlightBook:
             self.sampled = [samples[request_id] for request_id in ids]
             self._is_stale = len(self._prefilling) > 0
 
-    def close_step(self, end: float) -> None:
-        """The step ends then: times every token that it yielded."""
-        gaps = self._tally.gaps
-        num_steady = len(self._ids) - self._num_silent
-        if self._first:
-            num_steady -= len(self._first)
-            for flight in self._first:
-                if flight.last_token_time is None:
-                    self._tally.ttft.add(end - flight.arrival)
-                    flight.last_token_time = end
-                else:
-                    gaps.add(end - flight.last_token_time)
-            self._first = []
-        if num_steady > 0:
-            gaps.add(end - self._previous_end, num_steady)
+    def close_step(self, end: float) -> int:
+        """The step ends then. Times its first tokens and returns the number of the others, whose gap is the step."""
         self._previous_end = end
+        num_yielded = len(self._ids) - self._num_silent
+        if not self._first:
+            return num_yielded
+        for flight in self._first:
+            if flight.last_token_time is None:
+                self._tally.ttft.add(end - flight.arrival)
+                flight.last_token_time = end
+            else:
+                self._tally.long_gaps.add(end - flight.last_token_time)
+        num_yielded -= len(self._first)
+        self._first = []
+        return num_yielded
 
     def skip_to(self, now: float) -> None:
         """Nothing ran until then."""

@@ -1,6 +1,7 @@
 """Meters: what a replay measures while it runs, kept small and turned into results at the end."""
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from kvledger.block import KVCacheBlock
@@ -13,14 +14,21 @@ from kvledger.request import Request
 class WeightedSamples:
     """Values with weights: n tokens that each waited so long, or a usage that lasted so long."""
 
-    def __init__(self) -> None:
-        self._values: list[float] = []
-        self._weights: list[float] = []
-        self._sorted: bool = True
+    def __init__(self, values: Iterable[float] = (), weights: Iterable[float] = ()) -> None:
+        """Starts with values of these weights. Values of weight 0 are dropped."""
+        pairs = [pair for pair in zip(values, weights, strict=True) if pair[1] > 0]
+        self._values: list[float] = [value for value, _ in pairs]
+        self._weights: list[float] = [weight for _, weight in pairs]
+        self._sorted: bool = False
 
     def add(self, value: float, weight: float = 1.0) -> None:
         self._values.append(value)
         self._weights.append(weight)
+        self._sorted = False
+
+    def add_all(self, other: "WeightedSamples") -> None:
+        self._values += other._values
+        self._weights += other._weights
         self._sorted = False
 
     @property

@@ -65,7 +65,7 @@ class ScheduledReplay:
                 if self._next_arrival == math.inf:
                     break
                 self._now = self._next_arrival
-                self._note_timeline()
+                self._note_timeline(0)
                 self._book.skip_to(self._now)
                 continue
             self._step()
@@ -84,17 +84,16 @@ class ScheduledReplay:
         tally.num_steps += 1
         if output.errors:
             self._drop_outgrown(output)
-        num_tokens = output.total_num_scheduled_tokens
-        if num_tokens == 0 and not output.preempted_request_ids and not output.errors:
-            raise InvariantError(f"step {output.step} schedules nothing although requests wait or run")
         book.open_step(output)
-        start = self._now
-        if num_tokens > 0:
-            self._now = start + self._step_time.seconds(num_tokens, book.num_context, book.num_pairs)
-        tally.usage.add(self._manager.usage, self._now - start)
-        self._note_timeline()
-        book.close_step(self._now)
+        seconds = 0.0
+        if book.num_tokens > 0:
+            seconds = self._step_time.seconds(book.num_tokens, book.num_context, book.num_pairs)
+        elif not output.preempted_request_ids and not output.errors:
+            raise InvariantError(f"step {output.step} schedules nothing although requests wait or run")
+        self._now += seconds
+        tally.log_step(seconds, self._manager.usage, book.close_step(self._now))
         num_running = scheduler.num_running
+        self._note_timeline(num_running)
         gained = scheduler.update_from_output(output, book.sampled)
         if scheduler.num_running < num_running:
             self._take_finished(gained)
@@ -151,9 +150,8 @@ class ScheduledReplay:
         self._arrivals.finished(recorded, self._now)
         self._next_arrival = self._arrivals.next_time()
 
-    def _note_timeline(self) -> None:
+    def _note_timeline(self, num_running: int) -> None:
         timeline = self._tally.timeline
-        num_running = self._scheduler.num_running
         num_waiting = self._scheduler.num_waiting + len(self._backlog)
         if num_running > timeline.peak_running:
             timeline.peak_running = num_running

@@ -60,7 +60,8 @@ class SequentialReplay:
         new_blocks = manager.allocate_slots(request, request.num_tokens - hit.num_tokens, hit)
         assert new_blocks is not None, "an empty pool has room for a request that was not refused"
         manager.record_prefix_lookup(request, hit.num_tokens)
-        tally.usage.add(manager.usage)
+        # Each request weighs the same.
+        tally.log_step(1.0, manager.usage, 0)
         timeline = tally.timeline
         timeline.peak_running = 1
         if serial + 1 >= timeline.next_time:

@@ -1,12 +1,13 @@
 """Tally: the counts that both modes keep, and the result made of them."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable
 
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
-from kvledger.replay.result import PrefixCacheResult, ReplayResult
+from kvledger.replay.result import PrefixCacheResult, ReplayResult, Usage
 from kvledger.units import cdiv
 
 # Called now and then with the numbers of requests done and arrived.
@@ -42,16 +43,22 @@ class Tally:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_steps = 0
-        self.usage = WeightedSamples()
+        # Three numbers a step: its seconds, the usage of the pool during it, the tokens whose gap it was.
+        self._steps = array("d")
         self.timeline = TimelineMeter(interval, manager.num_usable_blocks)
         self.ttft = WeightedSamples()
-        self.gaps = WeightedSamples()
+        # Gaps that were longer than a step.
+        self.long_gaps = WeightedSamples()
         self.simulated_seconds = 0.0
 
     def accept(self, num_prompt_tokens: int) -> None:
         """A request that will be served."""
         self.num_prompt_tokens += num_prompt_tokens
         self.num_query_blocks += cdiv(num_prompt_tokens, self.config.block_size)
+
+    def log_step(self, seconds: float, usage: float, num_steady_tokens: int) -> None:
+        """A step, of which num_steady_tokens tokens came one step after the token before them."""
+        self._steps.extend((seconds, usage, num_steady_tokens))
 
     @property
     def num_done(self) -> int:
@@ -84,16 +91,24 @@ class Tally:
             num_recomputed_tokens=self.num_recomputed_tokens,
             num_steps=self.num_steps,
             prefix_cache=self._prefix_cache(),
-            usage=self.usage.usage(),
+            usage=self._usage(),
             occupancy=self.timeline.shares(),
             ttft_seconds=self.ttft.percentiles(),
-            inter_token_seconds=self.gaps.percentiles(),
+            inter_token_seconds=self._gaps().percentiles(),
             simulated_seconds=self.simulated_seconds,
             wall_seconds=wall_seconds,
             requests_per_wall_second=self.num_finished / wall_seconds,
             tokens_per_wall_second=num_tokens / wall_seconds,
             timeline=self.timeline.timeline(),
         )
+
+    def _usage(self) -> Usage:
+        return WeightedSamples(self._steps[1::3], self._steps[0::3]).usage()
+
+    def _gaps(self) -> WeightedSamples:
+        gaps = WeightedSamples(self._steps[0::3], self._steps[2::3])
+        gaps.add_all(self.long_gaps)
+        return gaps
 
     def _prefix_cache(self) -> PrefixCacheResult:
         stats = self.manager.take_prefix_cache_stats()
