@@ -184,15 +184,16 @@ def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":
 
 
 def _run_with_progress(replay: "ScheduledReplay | SequentialReplay", reader: "TraceReader") -> "ReplayResult":
-    from rich.console import Console
-    from rich.progress import Progress
-
-    lines = reader.lines
-    console = Console(stderr=True)
-    # The pool is millions of objects that live to the end: no collection needs to walk over them.
+    # The pool is up to millions of objects that live to the end: no collection needs to walk over them.
     gc.freeze()
     try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        if not sys.stderr.isatty():
+            return replay.run(lambda num_done, num_arrived: None)
+        from rich.console import Console
+        from rich.progress import Progress
+
+        lines = reader.lines
+        with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("replay", total=1.0)
 
             def show(num_done: int, num_arrived: int) -> None:

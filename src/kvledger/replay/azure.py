@@ -8,7 +8,7 @@ There are no hash ids, so every prompt is unique: such a trace measures load, ne
 
 import math
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 
 from kvledger.replay.trace_reader import TraceReader
 from kvledger.replay.trace_request import TraceRequest
@@ -64,7 +64,8 @@ def _seconds(cell: bytes) -> float | None:
     """Seconds since the epoch of a time with up to seven decimals; None when it is none."""
     whole, _, fraction = cell.partition(b".")
     try:
-        moment = datetime.fromisoformat(whole.decode())
+        # Any one time zone will do: only differences matter.
+        moment = datetime.fromisoformat(whole.decode()).replace(tzinfo=UTC)
         return moment.timestamp() + (float(b"0." + fraction) if fraction else 0.0)
     except ValueError:
         return None

@@ -1,7 +1,10 @@
 """Meters: what a replay measures while it runs, kept small and turned into results at the end."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate, compress
+from operator import mul
 from typing import Final
 
 from kvledger.block import KVCacheBlock
@@ -15,54 +18,55 @@ class WeightedSamples:
     """Values with weights: n tokens that each waited so long, or a usage that lasted so long."""
 
     def __init__(self, values: Iterable[float] = (), weights: Iterable[float] = ()) -> None:
-        """Starts with values of these weights. Values of weight 0 are dropped."""
-        pairs = [pair for pair in zip(values, weights, strict=True) if pair[1] > 0]
-        self._values: list[float] = [value for value, _ in pairs]
-        self._weights: list[float] = [weight for _, weight in pairs]
-        self._sorted: bool = False
+        """Starts with these values of these weights."""
+        self._values: list[float] = list(values)
+        self._weights: list[float] = list(weights)
+        # Sums of the weights up to each value, made when the values have been sorted.
+        self._sums: list[float] = []
 
     def add(self, value: float, weight: float = 1.0) -> None:
         self._values.append(value)
         self._weights.append(weight)
-        self._sorted = False
+        self._sums = []
 
     def add_all(self, other: "WeightedSamples") -> None:
         self._values += other._values
         self._weights += other._weights
-        self._sorted = False
+        self._sums = []
 
     @property
     def total_weight(self) -> float:
-        return math.fsum(self._weights)
+        self._sort()
+        return self._sums[-1] if self._sums else 0.0
 
     def mean(self) -> float:
         """0.0 without samples, as of every figure here."""
         total = self.total_weight
-        weighted = math.fsum(value * weight for value, weight in zip(self._values, self._weights, strict=True))
-        return weighted / total if total > 0 else 0.0
+        return math.fsum(map(mul, self._values, self._weights)) / total if total > 0 else 0.0
 
     def peak(self) -> float:
         return max(self._values, default=0.0)
 
     def percentile(self, share: float) -> float:
         """The smallest value such that at least that share of the weight lies at or below it."""
-        if not self._sorted:
-            pairs = sorted(zip(self._values, self._weights, strict=True))
-            self._values = [value for value, _ in pairs]
-            self._weights = [weight for _, weight in pairs]
-            self._sorted = True
         # A hair less, so that the sum of many weights does not miss the mark by its rounding.
         target = share * self.total_weight * (1.0 - 1e-12)
-        seen = 0.0
-        for value, weight in zip(self._values, self._weights, strict=True):
-            seen += weight
-            if seen >= target:
-                return value
-        return self.peak()
+        index = bisect_left(self._sums, target)
+        return self._values[index] if index < len(self._values) else self.peak()
+
+    def _sort(self) -> None:
+        """Sorts by value, once after the last sample; values without weight go."""
+        if self._sums or not self._values:
+            return
+        weights = self._weights
+        order = sorted(compress(range(len(weights)), weights), key=self._values.__getitem__)
+        self._values = [self._values[i] for i in order]
+        self._weights = [weights[i] for i in order]
+        self._sums = list(accumulate(self._weights))
 
     def percentiles(self) -> Percentiles | None:
         """None without samples."""
-        if not self._values:
+        if self.total_weight <= 0:
             return None
         p50, p90, p95, p99 = (self.percentile(share) for share in (0.5, 0.9, 0.95, 0.99))
         return Percentiles(self.mean(), p50, p90, p95, p99, self.peak())

@@ -29,8 +29,17 @@ def print_report(result: ReplayResult, console: Console) -> None:
         console.print()
         console.print(_latency(result))
     width = min(_MAX_PLOT_WIDTH, console.width - _LABEL_WIDTH - 1)
-    if width >= 20:
+    if width >= 20 and _can_draw(console):
         console.print(_plots(result, width))
+
+
+def _can_draw(console: Console) -> bool:
+    """Whether the output can take block characters."""
+    try:
+        "▁█".encode(console.encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _heading(result: ReplayResult) -> Text:

@@ -24,7 +24,7 @@ from kvledger.replay.tally import OUTGREW_POOL, Progress, Tally
 from kvledger.replay.trace_request import TraceRequest
 from kvledger.scheduler import RequestOutput, Scheduler, SchedulerOutput, SchedulingPolicy
 
-_PROGRESS_STEPS: Final = 64
+_PROGRESS_STEPS: Final = 256
 _TIMELINE_INTERVAL_SECONDS: Final = 0.25
 
 

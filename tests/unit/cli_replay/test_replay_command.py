@@ -1,6 +1,9 @@
 """`kvledger replay` from outside: exit codes, what goes to stdout and to stderr, errors in the words of the options."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -42,6 +45,15 @@ def test_the_sequential_report_has_no_latencies(capsys: pytest.CaptureFixture[st
     _, out, _ = run(capsys, "--limit", "20", "--sequential", *QUICK)
     assert "hit rate, tokens" in out
     assert "time to first token" not in out
+
+
+def test_an_output_that_cannot_take_block_characters_gets_tables_only() -> None:
+    command = [sys.executable, "-m", "kvledger", "replay", "--limit", "5", *QUICK]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert "usage peak" in done.stdout
+    assert "Waiting requests" not in done.stdout
 
 
 def test_check_proves_the_invariants_of_every_step(capsys: pytest.CaptureFixture[str]) -> None:
