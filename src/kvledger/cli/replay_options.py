@@ -165,7 +165,7 @@ class ReplayOptions:
 
     # The model shape
     num_parameters: Annotated[
-        float, Option(parser=parse_number, metavar="N", help="Parameters of the model, as 8.03e9.")
+        float, Option(parser=parse_number, metavar="N", show_default="8.03e9", help="Parameters of the model.")
     ] = 8.03e9
     num_layers: Annotated[int, Option(parser=parse_whole, metavar="N", help="Layers.")] = 32
     num_heads: Annotated[int, Option(parser=parse_whole, metavar="N", help="Query heads.")] = 32

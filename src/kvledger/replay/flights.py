@@ -7,9 +7,9 @@ simply go on: what has every scheduled request sampled, and how long did every t
                               ^                          |
                               +-------- preempted -------+
 
-A decoding request yields one token in every step, so all their gaps are the step's length: it was admitted with budget
-to spare, and what runs ahead of it never asks for more than it did then. Only a preempted request has a longer gap, and
-it remembers when its last token came.
+A decoding request yields one token in a step, so nearly all gaps are the step's length. The exceptions are few and kept
+by name: a preempted request remembers when its last token came, and `_late` knows the decoding requests that a step
+passed over (as one does that preempts the request it is at: it schedules nobody behind that one).
 """
 
 from typing import Final
@@ -51,6 +51,8 @@ class FlightBook:
         self._tally: Final = tally
         self._flights: Final[dict[str, Flight]] = {}
         self._prefilling: Final[dict[str, Flight]] = {}
+        # Decoding requests that were passed over -> when their last token came.
+        self._late: Final[dict[str, float]] = {}
         # Request id -> what it samples when it is scheduled.
         self._samples: Final[dict[str, list[int]]] = {}
         self._is_stale: bool = True
@@ -72,6 +74,7 @@ class FlightBook:
         """A request that is finished or was ended."""
         self._is_stale = True
         self._prefilling.pop(request_id, None)
+        self._late.pop(request_id, None)
         self._samples.pop(request_id, None)
         return self._flights.pop(request_id)
 
@@ -94,15 +97,22 @@ class FlightBook:
         if self._prefilling:
             self._advance_prefills()
             self._is_stale = True
+        # A step of decodes only has budget for all of them, unless it preempts.
+        if self._is_stale and self._scheduler.num_running > len(ids):
+            self._note_passed_over()
         if self._is_stale:
             samples = self._samples
             self.sampled = [samples[request_id] for request_id in ids]
-            self._is_stale = len(self._prefilling) > 0
+            self._is_stale = len(self._prefilling) > 0 or len(self._late) > 0
 
     def close_step(self, end: float) -> int:
         """The step ends then. Times its first tokens and returns the number of the others, whose gap is the step."""
         self._previous_end = end
         num_yielded = len(self._ids) - self._num_silent
+        if self._late:
+            for request_id in self._late.keys() & set(self._ids):
+                self._tally.long_gaps.add(end - self._late.pop(request_id))
+                num_yielded -= 1
         if not self._first:
             return num_yielded
         for flight in self._first:
@@ -134,17 +144,15 @@ class FlightBook:
             num_computed = flight.num_computed
         else:
             num_computed = flight.request.num_tokens - 1
-            flight.last_token_time = self._previous_end
+            flight.last_token_time = self._late.pop(request_id, self._previous_end)
         flight.num_lost = max(flight.num_lost, num_computed)
 
     def _advance_prefills(self) -> None:
-        num_passed_over = 0
         for request_id, flight in list(self._prefilling.items()):
             request = flight.request
             start = flight.num_computed
             end = request.num_computed_tokens
             if end == start:
-                num_passed_over += 1
                 continue
             num_new = end - start
             self.num_pairs += num_pairs(num_new, start) - (start + 1)
@@ -157,5 +165,10 @@ class FlightBook:
                 del self._prefilling[request_id]
                 self._samples[request_id] = flight.tokens
                 self._first.append(flight)
-        num_left_out = self._scheduler.num_running - len(self._ids)
-        assert num_left_out == num_passed_over, "the token budget passed over a decoding request"
+
+    def _note_passed_over(self) -> None:
+        scheduled = set(self._ids)
+        for request in self._scheduler.running_requests():
+            request_id = request.request_id
+            if request_id not in scheduled and request_id not in self._prefilling:
+                self._late.setdefault(request_id, self._previous_end)
