@@ -47,10 +47,9 @@ class BlockCopies:
             self._num_held[block_id] = self._num_held.get(block_id, 0) + 1
 
     def take(self) -> list[BlockCopy]:
-        """Orders since the last call, for the step about to be sent."""
+        """Orders since the last call, for the step about to be sent, in a list that later orders do not join."""
         copies = self._pending
-        if copies:
-            self._pending = []
+        self._pending = []
         return copies
 
     def release(self, copies: list[BlockCopy]) -> None:

@@ -49,8 +49,14 @@ class LedgerRules:
         """The policy of each group."""
         unit = self.resolved_hash_block_size(config)
         base = lcm(*[self.block_size(group.spec) for group in config.groups])
-        alignment = unit if self._finds_hits_inside_blocks(config, unit) else base
+        hits_inside_blocks = self._finds_hits_inside_blocks(config, unit)
+        alignment = unit if hits_inside_blocks else base
         self._require_sound(config, base)
+        num_unsettled = 0 if self.drafts is None else max(0, self.drafts.num_lookahead_tokens - 1)
+        # Without a draft a request resumes at the block below, which is cached anyway.
+        pins_shared_prefix = (
+            self.pins_shared_prefix and self.drafts is not None and hits_inside_blocks and num_unsettled == 0
+        )
         policies: list[GroupPolicy] = []
         for group in config.groups:
             block_size = self.block_size(group.spec)
@@ -59,13 +65,14 @@ class LedgerRules:
                     hash_block_size=unit if self.enable_caching and group.spec.prefix_cacheable else block_size,
                     hit_alignment=alignment if self.enable_caching else block_size,
                     base_block_size=base,
+                    hits_inside_blocks=hits_inside_blocks,
                     is_draft=self._is_draft(config, group.spec),
                     any_draft=self.drafts is not None,
-                    num_unsettled=0 if self.drafts is None else max(0, self.drafts.num_lookahead_tokens - 1),
+                    num_unsettled=num_unsettled,
                     retention_interval=-1 if self.retention_interval is None else self.retention_interval,
                     max_admission_blocks=group.max_admission_blocks(self.max_model_len, self.max_in_flight_tokens),
                     context_parallel_size=self.context_parallel_size,
-                    pins_shared_prefix=self.pins_shared_prefix,
+                    pins_shared_prefix=pins_shared_prefix,
                 )
             )
         return policies

@@ -23,6 +23,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from tests.side_by_side.layouts import Layout
+
 init_none_hash(sha256)
 
 
@@ -33,17 +35,20 @@ def kv_cache_config(num_blocks: int, block_size: int) -> KVCacheConfig:
     )
 
 
-def make_manager(
-    num_blocks: int, block_size: int, max_model_len: int, enable_caching: bool, watermark: float
-) -> KVCacheManager:
+def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
     return KVCacheManager(
-        kv_cache_config(num_blocks, block_size),
+        layout.their_config(num_blocks),
         max_model_len=max_model_len,
-        scheduler_block_size=block_size,
-        hash_block_size=block_size,
-        enable_caching=enable_caching,
+        scheduler_block_size=layout.base_block_size,
+        hash_block_size=layout.unit,
+        max_in_flight_tokens=layout.max_in_flight_tokens,
+        enable_caching=layout.enable_caching,
+        use_eagle=layout.num_draft_lookahead > 0,
+        num_prefill_lookahead=layout.num_draft_lookahead,
         log_stats=True,
+        dcp_world_size=layout.context_parallel_size,
         watermark=watermark,
+        enable_mamba_shared_prefix_checkpoint=layout.pins_shared_prefix,
     )
 
 
@@ -96,9 +101,7 @@ def make_scheduler(
 ) -> Scheduler:
     """vLLM's Scheduler over a model that exists only as a config.json in `directory`."""
     _write_model_config(Path(directory), max_model_len)
-    model = ModelConfig(
-        model=directory, skip_tokenizer_init=True, dtype="float16", seed=0, max_model_len=max_model_len
-    )
+    model = ModelConfig(model=directory, skip_tokenizer_init=True, dtype="float16", seed=0, max_model_len=max_model_len)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

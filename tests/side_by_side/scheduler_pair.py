@@ -231,7 +231,9 @@ class SchedulerPair:
         assert [r.request_id for r in self.ours.running_requests()] == [r.request_id for r in self.theirs.running]
         waiting = [r.request_id for r in self.ours.waiting_requests()]
         assert waiting == [r.request_id for r in self.theirs.waiting]
-        assert our_pool.free_queue.block_ids() == [b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()]
+        assert our_pool.free_queue.block_ids() == [
+            b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()
+        ]
         assert [b.ref_cnt for b in our_pool.blocks[1:]] == [b.ref_cnt for b in their_pool.blocks[1:]]
         for request in self.ours.running_requests():
             their = self.theirs.requests[request.request_id]

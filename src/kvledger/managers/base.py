@@ -232,7 +232,8 @@ class SingleTypeKVCacheManager(ABC):
 
     def cacheable_end(self, num_computed_tokens: int) -> int:
         """The part of what is computed that a hit can ever use: hits are aligned, and drafts look one block further."""
-        alignment = self.policy.hit_alignment
+        # Inside blocks nothing is rounded: a tail that was copied away would be cached again in its old block.
+        alignment = 1 if self.policy.hits_inside_blocks else self.policy.hit_alignment
         end = round_down(num_computed_tokens, alignment)
         if not self.policy.is_draft or end == 0:
             return end
@@ -255,6 +256,8 @@ class SingleTypeKVCacheManager(ABC):
             if block.block_id == 0 or (keep is not None and not keep[index - start]):
                 continue
             end = index + 1
+            if block.block_hash is not None and block.num_hash_tokens >= end * self.block_size:
+                continue  # shared by a fork from when it was full and not cached yet; the other holder was first
             self.pool.cache_block(block, hashes[end * per_block - 1], self.group_id, end * self.block_size)
             cached.append(block)
         held.num_cached_blocks = num_full

@@ -245,6 +245,9 @@ class AlignedMambaManager(MambaManager):
         if not self.has_checkpoint_blocks:
             return False
         start, end = ranges.computed_end, ranges.new_end
+        # A decode step with drafts passes positions whose tokens may be rejected (vLLM reserves and then fails there).
+        if start >= ranges.prefill_end:
+            return False
         # With sparse retention only the chunk that reaches the prompt's end keeps one.
         if end < (ranges.prefill_end if self.policy.retention_interval == 0 else 0):
             return False
@@ -370,7 +373,7 @@ class AlignedMambaManager(MambaManager):
             return end
         policy = self.policy
         block_size = self.block_size
-        hits_inside = policy.hit_alignment < policy.base_block_size
+        hits_inside = policy.hits_inside_blocks and policy.hash_block_size < policy.base_block_size
         exports = (
             self.has_checkpoint_blocks
             and end >= prefill_end

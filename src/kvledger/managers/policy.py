@@ -20,7 +20,7 @@ class GroupPolicy:
     """The same for all groups of a ledger, but for is_draft and max_admission_blocks.
 
     `hash_block_size`: tokens under one block hash. `hit_alignment`: hits end at its multiples. `base_block_size`: a
-    common multiple of all block sizes. `is_draft`: the last block of this group's hits is dropped. `num_unsettled`:
+    common multiple of all block sizes. `hits_inside_blocks`: hits may end at any hash unit. `is_draft`: the last block of this group's hits is dropped. `num_unsettled`:
     tokens at the end of what is computed whose values may still change. `retention_interval`: sparse groups keep a
     reusable tail once in so many tokens; 0 only where a prompt's replay can use it; -1 at every aligned boundary.
     `max_admission_blocks`: most blocks that one request holds at a time; 0: no limit but its length.
@@ -30,6 +30,7 @@ class GroupPolicy:
     hash_block_size: int
     hit_alignment: int
     base_block_size: int
+    hits_inside_blocks: bool = False
     is_draft: bool = False
     any_draft: bool = False
     num_unsettled: int = 0

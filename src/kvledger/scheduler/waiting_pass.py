@@ -46,6 +46,8 @@ class WaitingPass:
                 continue
             num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
             if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
+                if queue is state.waiting_holders and not self._manager.holds_blocks(request):
+                    skipped.append(queue.pop())  # its load failed: it holds nothing any more and waits like others
                 break
             queue.pop()
             request.num_computed_tokens = candidate.num_computed
