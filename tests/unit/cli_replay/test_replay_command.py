@@ -75,6 +75,30 @@ def test_what_was_refused_is_reported_with_its_reason(tmp_path: Path, capsys: py
     assert "prompt larger than the whole pool" in out
 
 
+def test_the_report_says_what_was_cut_skipped_and_switched_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, mooncake(output=500), "{")
+    code, out, _ = run(capsys, path, "--skip-bad", "--max-model-len", "700", "--no-prefix-caching", *QUICK)
+    assert code == 0
+    for words in ("cut at max_model_len", "broken lines skipped", "off, or never asked", "hash off"):
+        assert words in out
+
+
+def test_a_narrow_terminal_gets_no_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "25")
+    code, out, _ = run(capsys, write(tmp_path, mooncake()), *QUICK)
+    assert code == 0
+    assert "Waiting" not in out
+
+
+def test_a_long_replay_is_reported_in_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, write(tmp_path, mooncake(0), mooncake(3_600_000)), *QUICK)
+    assert "60.0 min" in out
+
+
 def test_when_nothing_finishes_the_exit_code_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, write(tmp_path, mooncake()), "--num-blocks", "5", "--json", *QUICK)
     assert code == 1

@@ -118,6 +118,14 @@ class TestAgentSessions:
         with pytest.raises(TraceError, match="line 1, " + expected):
             read(write(tmp_path, line))
 
+    def test_a_broken_session_is_skipped_as_one_line(self, tmp_path: Path) -> None:
+        good = session(agent_request(0.0, 64, [1]))
+        path = write(tmp_path, good, "{", session(agent_request(0.0, 64, [])), session(), good, name="trace.jsonl")
+        reader = open_trace(path, skip_bad=True)
+        assert [request.session for request in all_requests(reader)] == [1, 4]
+        assert reader.lines.num_bad == 2
+        reader.lines.close()
+
 
 class TestAzure:
     def test_times_count_from_the_first_request_and_nothing_is_shared(self, tmp_path: Path) -> None:
@@ -134,6 +142,7 @@ class TestAzure:
         [
             ("2023-11-16 18:17:03,1", "line 2: expected 3 comma-separated values, got 2"),
             ("yesterday,1,1", "line 2, field TIMESTAMP: expected a time like .* got yesterday"),
+            ("2023-11-16 18:17:03.x,1,1", "line 2, field TIMESTAMP: expected a time like .* got 2023-11-16 18:17:03.x"),
             ("2023-11-16 18:17:03,0,1", "line 2, field ContextTokens: expected int >= 1, got 0"),
             ("2023-11-16 18:17:03,1,many", "line 2, field GeneratedTokens: expected int >= 0, got many"),
         ],
@@ -141,6 +150,22 @@ class TestAzure:
     def test_a_broken_row_is_named_with_its_column(self, tmp_path: Path, row: str, expected: str) -> None:
         with pytest.raises(TraceError, match=expected):
             read(write(tmp_path, AZURE_HEADER, row, name="trace.csv"))
+
+    def test_skip_bad_passes_over_every_kind_of_broken_row(self, tmp_path: Path) -> None:
+        good, earlier = "2023-11-16 18:17:03,5,1", "2023-11-16 18:17:02,5,1"
+        path = write(tmp_path, AZURE_HEADER, good, "x", "x,1,1", earlier, "2023-11-16 18:17:04,x,1", good)
+        reader = open_trace(path, skip_bad=True)
+        assert [request.arrival_time for request in all_requests(reader)] == [0.0, 0.0]
+        assert reader.lines.num_bad == 4
+        reader.lines.close()
+
+    def test_a_named_format_still_wants_its_header(self, tmp_path: Path) -> None:
+        with pytest.raises(TraceError, match="line 1: expected the header TIMESTAMP"):
+            read(write(tmp_path, "2023-11-16 18:17:03,5,1"), format_name="azure")
+
+    def test_an_unknown_format_is_refused_with_the_known_ones(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="format='csv': not a trace format; use one of mooncake, agent, azure"):
+            open_trace(write(tmp_path, AZURE_HEADER), "csv")
 
 
 class TestOpening:
