@@ -1,0 +1,194 @@
+"""The options of `kvledger replay`: one field an option, with its default, its help and what typer checks."""
+
+import re
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Final, Literal
+
+from typer import Argument, BadParameter, Option
+
+from kvledger.errors import wrong_value
+
+_BYTE_UNITS: Final = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+
+# Option -> (least, most) of whole numbers. A pool of the most blocks takes several GB of this machine's memory.
+_RANGES: Final = {
+    "trace_block_size": (1, 1 << 20),
+    "limit": (1, 1 << 40),
+    "seed": (0, 1 << 62),
+    "num_blocks": (2, 1 << 26),
+    "bytes_per_token": (1, 1 << 40),
+    "block_size": (1, 1 << 20),
+    "max_model_len": (2, 1 << 40),
+    "max_num_seqs": (1, 1 << 20),
+    "max_num_batched_tokens": (1, 1 << 30),
+    "num_gpus": (1, 1 << 20),
+    "num_layers": (1, 1 << 20),
+    "num_heads": (1, 1 << 20),
+    "num_kv_heads": (1, 1 << 20),
+    "head_size": (1, 1 << 20),
+}
+# Options that are numbers above 0, and 0 or more.
+_ABOVE_ZERO: Final = ("speed_up", "peak_tflops", "bandwidth", "num_parameters")
+_NOT_NEGATIVE: Final = ("session_gap", "step_overhead")
+
+Dtype = Literal["bfloat16", "float16", "float32", "fp8", "int8"]
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes, such as 40GiB or 512MB or 1000000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _BYTE_UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
+        raise BadParameter(f"{text!r} is not a number of bytes, such as 40GiB, 512MB or 1000000.")
+    return int(float(match.group(1)) * unit)
+
+
+def parse_whole(text: str) -> int:
+    """A whole number. typer's own message would not name the value."""
+    try:
+        return int(text)
+    except ValueError:
+        raise BadParameter(f"{text!r} is not a whole number.") from None
+
+
+def parse_number(text: str) -> float:
+    """A number with or without decimals."""
+    try:
+        return float(text)
+    except ValueError:
+        raise BadParameter(f"{text!r} is not a number.") from None
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The fields carry the names of what they set, so that an error about a field names its option."""
+
+    trace: Annotated[
+        str | None, Argument(metavar="TRACE", help="Trace file, plain or .gz or .xz. Without one: a bundled sample.")
+    ] = None
+
+    # The trace
+    format: Annotated[
+        Literal["mooncake", "agent", "azure"] | None,
+        Option(help="Format of the trace. Default: recognised from its first record."),
+    ] = None
+    trace_block_size: Annotated[
+        int | None,
+        Option(
+            parser=parse_whole,
+            metavar="N",
+            help="Tokens that one hash id of a mooncake trace stands for. Default: 512.",
+        ),
+    ] = None
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Count broken lines and go on.")] = False
+    limit: Annotated[
+        int | None, Option(parser=parse_whole, metavar="N", help="Replay the first LIMIT requests only.")
+    ] = None
+
+    # How it is replayed
+    sequential: Annotated[
+        bool, Option("--sequential", help="Requests one after another: look up, allocate the prompt, free.")
+    ] = False
+    closed_loop: Annotated[
+        bool,
+        Option("--closed-loop", help="A session's next request comes its think time after the last one finished."),
+    ] = False
+    session_gap: Annotated[
+        float, Option(parser=parse_number, metavar="N", help="Mean seconds between the starts of two sessions.")
+    ] = 30.0
+    speed_up: Annotated[
+        float, Option(parser=parse_number, metavar="N", help="Divide all times between arrivals by this.")
+    ] = 1.0
+    seed: Annotated[int, Option(parser=parse_whole, metavar="N", help="Seed of the gaps between sessions.")] = 0
+    check: Annotated[bool, Option("--check", help="Prove the invariants of every layer after each step (slow).")] = (
+        False
+    )
+
+    # The pool
+    num_blocks: Annotated[
+        int | None,
+        Option(
+            parser=parse_whole,
+            metavar="N",
+            help="Blocks of the pool, one of them the null block. Default: from the memory.",
+        ),
+    ] = None
+    memory: Annotated[
+        int | None,
+        Option(parser=parse_bytes, metavar="BYTES", help="Memory for KV, as 40GiB. Default: what the GPU leaves."),
+    ] = None
+    bytes_per_token: Annotated[
+        int | None,
+        Option(
+            parser=parse_whole, metavar="N", help="KV bytes of a token over all layers. Default: from the model shape."
+        ),
+    ] = None
+    block_size: Annotated[int, Option(parser=parse_whole, metavar="N", help="Tokens of a block.")] = 16
+    max_model_len: Annotated[
+        int | None, Option(parser=parse_whole, metavar="N", help="Most tokens of a request. Default: no limit.")
+    ] = None
+    watermark: Annotated[
+        float,
+        Option(
+            parser=parse_number,
+            metavar="N",
+            help="Share of the pool kept free when a request is admitted while others run.",
+        ),
+    ] = 0.0
+    no_prefix_caching: Annotated[bool, Option("--no-prefix-caching", help="Without the prefix cache.")] = False
+    hash: Annotated[
+        Literal["sha256", "xxh3", "none"],
+        Option(help="How blocks are named. none: from the trace's ids, without hashing, with the same hits."),
+    ] = "sha256"
+
+    # The scheduler
+    max_num_seqs: Annotated[int, Option(parser=parse_whole, metavar="N", help="Requests that run at a time.")] = 256
+    max_num_batched_tokens: Annotated[int, Option(parser=parse_whole, metavar="N", help="Tokens of one step.")] = 8192
+    policy: Annotated[Literal["fcfs", "priority"], Option(help="Who is served first.")] = "fcfs"
+
+    # The step-time model
+    gpu: Annotated[str, Option(help="GPU by name, for the simulated time and the default memory.")] = "h100"
+    num_gpus: Annotated[int, Option(parser=parse_whole, metavar="N", help="GPUs that share the model evenly.")] = 4
+    peak_tflops: Annotated[
+        float | None, Option(parser=parse_number, metavar="N", help="Dense TFLOP/s of one GPU, instead of the table's.")
+    ] = None
+    bandwidth: Annotated[
+        float | None, Option(parser=parse_number, metavar="N", help="GB/s of one GPU's memory, instead of the table's.")
+    ] = None
+    step_overhead: Annotated[
+        float, Option(parser=parse_number, metavar="N", help="Milliseconds that a step takes besides.")
+    ] = 2.0
+
+    # The model shape
+    num_parameters: Annotated[
+        float, Option(parser=parse_number, metavar="N", show_default="8.03e9", help="Parameters of the model.")
+    ] = 8.03e9
+    num_layers: Annotated[int, Option(parser=parse_whole, metavar="N", help="Layers.")] = 32
+    num_heads: Annotated[int, Option(parser=parse_whole, metavar="N", help="Query heads.")] = 32
+    num_kv_heads: Annotated[int, Option(parser=parse_whole, metavar="N", help="Key and value heads.")] = 8
+    head_size: Annotated[int, Option(parser=parse_whole, metavar="N", help="Values of a head.")] = 128
+    weight_dtype: Annotated[Dtype, Option(help="Type of a weight.")] = "bfloat16"
+    kv_dtype: Annotated[Dtype, Option(help="Type of a value in the KV cache.")] = "bfloat16"
+
+    # The output
+    json: Annotated[bool, Option("--json", help="One JSON object on stdout instead of tables and plots.")] = False
+
+    def validate(self) -> None:
+        """ConfigError for the first option whose value is out of its range."""
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise wrong_value(name, value, "out of range", f"give {least} to {most}")
+        # Written so that what is not a number is refused, too.
+        for name in _ABOVE_ZERO:
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < inf:
+                raise wrong_value(name, value, "must be above 0", "give a positive number")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if not 0.0 <= value < inf:
+                raise wrong_value(name, value, "must not be negative", "give 0 or a positive number")

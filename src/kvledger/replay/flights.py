@@ -1,0 +1,174 @@
+"""FlightBook: every request under way, as the replay needs to know it between steps.
+
+Two questions are answered for each step, at a cost that does not grow with the number of decoding requests when they
+simply go on: what has every scheduled request sampled, and how long did every token take to come?
+
+    fed --new_requests--> prefilling --first token--> decoding --> finished
+                              ^                          |
+                              +-------- preempted -------+
+
+A decoding request yields one token in a step, so nearly all gaps are the step's length. The exceptions are few and kept
+by name: a preempted request remembers when its last token came, and `_late` knows the decoding requests that a step
+passed over (as one does that preempts the request it is at: it schedules nobody behind that one).
+"""
+
+from typing import Final
+
+from kvledger.replay.prompts import output_token
+from kvledger.replay.step_time import num_pairs
+from kvledger.replay.tally import Tally
+from kvledger.replay.trace_request import TraceRequest
+from kvledger.request import Request
+from kvledger.scheduler import Scheduler, SchedulerOutput
+
+_NOTHING: Final[list[int]] = []
+
+
+class Flight:
+    """One request from its arrival to its end."""
+
+    __slots__ = ("arrival", "last_token_time", "num_computed", "num_lost", "recorded", "request", "tokens")
+
+    def __init__(self, recorded: TraceRequest, request: Request, serial: int, arrival: float) -> None:
+        self.recorded: Final = recorded
+        self.request: Final = request
+        self.arrival: Final = arrival
+        # What it samples in a step. The scheduler copies it, so one list serves all steps.
+        self.tokens: Final = [output_token(serial)]
+        # While it prefills: tokens computed so far.
+        self.num_computed: int = 0
+        # Tokens that it had computed when it was last preempted.
+        self.num_lost: int = 0
+        # None before its first token; kept up to date only when the request is preempted.
+        self.last_token_time: float | None = None
+
+
+class FlightBook:
+    """All flights of one replay."""
+
+    def __init__(self, scheduler: Scheduler, tally: Tally) -> None:
+        self._scheduler: Final = scheduler
+        self._tally: Final = tally
+        self._flights: Final[dict[str, Flight]] = {}
+        self._prefilling: Final[dict[str, Flight]] = {}
+        # Decoding requests that were passed over -> when their last token came.
+        self._late: Final[dict[str, float]] = {}
+        # Request id -> what it samples when it is scheduled.
+        self._samples: Final[dict[str, list[int]]] = {}
+        self._is_stale: bool = True
+        self._previous_end: float = 0.0
+        # Of the step that is open.
+        self.sampled: list[list[int]] = []
+        self.num_tokens: int = 0
+        self.num_context: int = 0
+        self.num_pairs: float = 0.0
+        self._num_silent: int = 0
+        self._first: list[Flight] = []
+        self._ids: list[str] = []
+
+    def add(self, flight: Flight) -> None:
+        """A request that the scheduler has accepted."""
+        self._flights[flight.request.request_id] = flight
+
+    def remove(self, request_id: str) -> Flight:
+        """A request that is finished or was ended."""
+        self._is_stale = True
+        self._prefilling.pop(request_id, None)
+        self._late.pop(request_id, None)
+        self._samples.pop(request_id, None)
+        return self._flights.pop(request_id)
+
+    def open_step(self, output: SchedulerOutput) -> None:
+        """Works out what the step computes and samples: `sampled` and the numbers for the step-time model."""
+        if output.preempted_request_ids:
+            for request_id in output.preempted_request_ids:
+                self._preempt(request_id)
+        if output.new_requests:
+            for data in output.new_requests:
+                self._start(data.request_id, data.num_computed_tokens)
+        ids = output.request_ids
+        num_computed = sum(output.num_computed_tokens)
+        self._ids = ids
+        self.num_tokens = output.total_num_scheduled_tokens
+        self.num_context = num_computed + self.num_tokens
+        # As if everybody computed one token, which is right for decodes.
+        self.num_pairs = num_computed + len(ids)
+        self._num_silent = 0
+        if self._prefilling:
+            self._advance_prefills()
+            self._is_stale = True
+        # A step of decodes only has budget for all of them, unless it preempts.
+        if self._is_stale and self._scheduler.num_running > len(ids):
+            self._note_passed_over()
+        if self._is_stale:
+            samples = self._samples
+            self.sampled = [samples[request_id] for request_id in ids]
+            self._is_stale = len(self._prefilling) > 0 or len(self._late) > 0
+
+    def close_step(self, end: float) -> int:
+        """The step ends then. Times its first tokens and returns the number of the others, whose gap is the step."""
+        self._previous_end = end
+        num_yielded = len(self._ids) - self._num_silent
+        if self._late:
+            for request_id in self._late.keys() & set(self._ids):
+                self._tally.long_gaps.add(end - self._late.pop(request_id))
+                num_yielded -= 1
+        if not self._first:
+            return num_yielded
+        for flight in self._first:
+            if flight.last_token_time is None:
+                self._tally.ttft.add(end - flight.arrival)
+                flight.last_token_time = end
+            else:
+                self._tally.long_gaps.add(end - flight.last_token_time)
+        num_yielded -= len(self._first)
+        self._first = []
+        return num_yielded
+
+    def skip_to(self, now: float) -> None:
+        """Nothing ran until then."""
+        self._previous_end = now
+
+    def _start(self, request_id: str, num_hit: int) -> None:
+        flight = self._flights[request_id]
+        flight.num_computed = num_hit
+        self._prefilling[request_id] = flight
+        self._samples[request_id] = _NOTHING
+
+    def _preempt(self, request_id: str) -> None:
+        flight = self._flights.get(request_id)
+        if flight is None:
+            return
+        self._is_stale = True
+        if self._prefilling.pop(request_id, None) is not None:
+            num_computed = flight.num_computed
+        else:
+            num_computed = flight.request.num_tokens - 1
+            flight.last_token_time = self._late.pop(request_id, self._previous_end)
+        flight.num_lost = max(flight.num_lost, num_computed)
+
+    def _advance_prefills(self) -> None:
+        for request_id, flight in list(self._prefilling.items()):
+            request = flight.request
+            start = flight.num_computed
+            end = request.num_computed_tokens
+            if end == start:
+                continue
+            num_new = end - start
+            self.num_pairs += num_pairs(num_new, start) - (start + 1)
+            if start < flight.num_lost:
+                self._tally.num_recomputed_tokens += min(end, flight.num_lost) - start
+            flight.num_computed = end
+            if request.is_prefill_chunk:
+                self._num_silent += 1
+            else:
+                del self._prefilling[request_id]
+                self._samples[request_id] = flight.tokens
+                self._first.append(flight)
+
+    def _note_passed_over(self) -> None:
+        scheduled = set(self._ids)
+        for request in self._scheduler.running_requests():
+            request_id = request.request_id
+            if request_id not in scheduled and request_id not in self._prefilling:
+                self._late.setdefault(request_id, self._previous_end)

@@ -1,0 +1,150 @@
+"""Meters: what a replay measures while it runs, kept small and turned into results at the end."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate, compress
+from operator import mul
+from typing import Final
+
+from kvledger.block import KVCacheBlock
+from kvledger.block_pool import PoolOccupancy
+from kvledger.observer import LedgerObserver
+from kvledger.replay.result import Percentiles, Shares, Timeline, Usage
+from kvledger.request import Request
+
+
+class WeightedSamples:
+    """Values with weights: n tokens that each waited so long, or a usage that lasted so long."""
+
+    def __init__(self, values: Iterable[float] = (), weights: Iterable[float] = ()) -> None:
+        """Starts with these values of these weights."""
+        self._values: list[float] = list(values)
+        self._weights: list[float] = list(weights)
+        # Sums of the weights up to each value, made when the values have been sorted.
+        self._sums: list[float] = []
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self._values.append(value)
+        self._weights.append(weight)
+        self._sums = []
+
+    def add_all(self, other: "WeightedSamples") -> None:
+        self._values += other._values
+        self._weights += other._weights
+        self._sums = []
+
+    @property
+    def total_weight(self) -> float:
+        self._sort()
+        return self._sums[-1] if self._sums else 0.0
+
+    def mean(self) -> float:
+        """0.0 without samples, as of every figure here."""
+        total = self.total_weight
+        return math.fsum(map(mul, self._values, self._weights)) / total if total > 0 else 0.0
+
+    def peak(self) -> float:
+        return max(self._values, default=0.0)
+
+    def percentile(self, share: float) -> float:
+        """The smallest value such that at least that share of the weight lies at or below it."""
+        # A hair less, so that the sum of many weights does not miss the mark by its rounding.
+        target = share * self.total_weight * (1.0 - 1e-12)
+        index = bisect_left(self._sums, target)
+        return self._values[index] if index < len(self._values) else self.peak()
+
+    def _sort(self) -> None:
+        """Sorts by value, once after the last sample; values without weight go."""
+        if self._sums or not self._values:
+            return
+        weights = self._weights
+        order = sorted(compress(range(len(weights)), weights), key=self._values.__getitem__)
+        self._values = [self._values[i] for i in order]
+        self._weights = [weights[i] for i in order]
+        self._sums = list(accumulate(self._weights))
+
+    def percentiles(self) -> Percentiles | None:
+        """None without samples."""
+        if self.total_weight <= 0:
+            return None
+        p50, p90, p95, p99 = (self.percentile(share) for share in (0.5, 0.9, 0.95, 0.99))
+        return Percentiles(self.mean(), p50, p90, p95, p99, self.peak())
+
+    def usage(self) -> Usage:
+        return Usage(self.mean(), self.percentile(0.95), self.peak())
+
+
+class TimelineMeter:
+    """What happened in each of many intervals of equal length: peaks of two counts, and the pool at the end.
+
+    When there are too many intervals, every two become one. The driver raises the peaks itself, because it does so in
+    every step, and calls close_intervals when `next_time` has come.
+    """
+
+    MAX_INTERVALS: Final = 240
+
+    def __init__(self, interval: float, num_usable_blocks: int) -> None:
+        self._interval: float = interval
+        self._num_usable_blocks: Final = num_usable_blocks
+        self._running: list[int] = []
+        self._waiting: list[int] = []
+        self._occupancy: list[PoolOccupancy] = []
+        # End of the interval that is open, and the peaks in it so far.
+        self.next_time: float = interval
+        self.peak_running: int = 0
+        self.peak_waiting: int = 0
+
+    def close_intervals(self, now: float, occupancy: PoolOccupancy) -> None:
+        """Closes every interval that is over. What lies within one step counts for all intervals that it spans."""
+        while self.next_time <= now:
+            self._close(occupancy)
+        self.peak_running = 0
+        self.peak_waiting = 0
+
+    def end(self, occupancy: PoolOccupancy) -> None:
+        """Closes the last interval, of which only a part has passed."""
+        self._close(occupancy)
+
+    def timeline(self) -> Timeline:
+        num_usable = self._num_usable_blocks
+        live = [occupancy.live / num_usable for occupancy in self._occupancy]
+        cached = [occupancy.cached / num_usable for occupancy in self._occupancy]
+        return Timeline(self._interval, self._running, self._waiting, live, cached)
+
+    def shares(self) -> Shares:
+        """Mean of the pool at the ends of the intervals."""
+        total = max(1, len(self._occupancy)) * self._num_usable_blocks
+        live = sum(occupancy.live for occupancy in self._occupancy) / total
+        cached = sum(occupancy.cached for occupancy in self._occupancy) / total
+        return Shares(live, cached, 1.0 - live - cached)
+
+    def _close(self, occupancy: PoolOccupancy) -> None:
+        self._running.append(self.peak_running)
+        self._waiting.append(self.peak_waiting)
+        self._occupancy.append(occupancy)
+        if len(self._running) == self.MAX_INTERVALS:
+            self._running = [max(pair) for pair in zip(self._running[::2], self._running[1::2], strict=True)]
+            self._waiting = [max(pair) for pair in zip(self._waiting[::2], self._waiting[1::2], strict=True)]
+            self._occupancy = self._occupancy[1::2]
+            self._interval *= 2
+        self.next_time = (len(self._running) + 1) * self._interval
+
+
+class EvictionMeter(LedgerObserver):
+    """Counts cached blocks that lost their content to a new block.
+
+    What was cached and is not cached any more was evicted. So it listens to blocks_cached, which comes once a batch,
+    and not to block_evicted: a call from compiled to interpreted code for every block would cost half of what the
+    ledger itself does.
+    """
+
+    def __init__(self) -> None:
+        self._num_cached: int = 0
+
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        self._num_cached += len(blocks)
+
+    def num_evictions(self, occupancy: PoolOccupancy) -> int:
+        """Evictions so far. REQUIRES a pool of which no request holds blocks, and no reset or evict_blocks before."""
+        return self._num_cached - occupancy.cached

@@ -1,0 +1,188 @@
+"""The report of a replay for people: tables and small plots. `ReplayResult` is the one for machines."""
+
+from os.path import basename
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvledger.replay.plot import bars, resample, stacked_bars
+from kvledger.replay.result import Percentiles, ReplayResult
+from kvledger.replay.tally import REFUSAL_TEXTS
+
+_PLOT_HEIGHT = 4
+_MAX_PLOT_WIDTH = 100
+_LABEL_WIDTH = 10
+_LIVE_COLOUR = "dodger_blue2"
+_CACHED_COLOUR = "dark_sea_green4"
+
+
+def print_report(result: ReplayResult, console: Console) -> None:
+    """Prints the whole report, as wide as the console allows."""
+    console.print(_heading(result))
+    grid = Table.grid(padding=(0, 4, 0, 0))
+    grid.add_row(_traffic(result), _prefix_cache(result))
+    grid.add_row()
+    grid.add_row(_pool(result), _run(result))
+    console.print(grid)
+    if result.ttft_seconds is not None:
+        console.print()
+        console.print(_latency(result))
+    width = min(_MAX_PLOT_WIDTH, console.width - _LABEL_WIDTH - 1)
+    if width >= 20 and _can_draw(console):
+        console.print(_plots(result, width))
+
+
+def _can_draw(console: Console) -> bool:
+    """Whether the output can take block characters."""
+    try:
+        "▁█".encode(console.encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _heading(result: ReplayResult) -> Text:
+    heading = Text("kvledger replay ", style="bold")
+    heading.append(basename(result.trace), style="bold cyan")
+    heading.append(f"  {result.format} format, {result.mode}, hash {result.hash}\n", style="dim")
+    return heading
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1, 0, 0)
+    )
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for label, value in rows:
+        table.add_row(label, value)
+    return table
+
+
+def _traffic(result: ReplayResult) -> Table:
+    rows = [("requests", f"{result.num_requests:,}"), ("finished", f"{result.num_finished:,}")]
+    if result.num_cut_short:
+        rows.append(("  cut at max_model_len", f"{result.num_cut_short:,}"))
+    rows.append(("refused", f"{result.num_refused:,}"))
+    rows += [(f"  {REFUSAL_TEXTS[reason]}", f"{number:,}") for reason, number in sorted(result.refused.items())]
+    if result.num_bad_lines:
+        rows.append(("broken lines skipped", f"{result.num_bad_lines:,}"))
+    rows.append(("prompt tokens", f"{result.num_prompt_tokens:,}"))
+    rows.append(("output tokens", f"{result.num_output_tokens:,}"))
+    return _table("Traffic", rows)
+
+
+def _prefix_cache(result: ReplayResult) -> Table:
+    cache = result.prefix_cache
+    if cache.num_query_tokens == 0:
+        return _table("Prefix cache", [("off, or never asked", "")])
+    rows = [
+        ("hit rate, tokens", _percent(cache.token_hit_rate)),
+        ("hit rate, blocks", _percent(cache.block_hit_rate)),
+        ("tokens hit", f"{cache.num_hit_tokens:,}"),
+        ("tokens looked up", f"{cache.num_query_tokens:,}"),
+        ("blocks evicted", f"{cache.num_evictions:,}"),
+    ]
+    return _table("Prefix cache", rows)
+
+
+def _pool(result: ReplayResult) -> Table:
+    usage = result.usage
+    shares = result.occupancy
+    rows = [
+        ("blocks", f"{result.num_blocks:,} x {result.block_size} tokens"),
+        ("usage mean / p95", f"{_percent(usage.mean)} / {_percent(usage.p95)}"),
+        ("usage peak", _percent(usage.peak)),
+        ("live/cached/unused", f"{shares.live:.1%}/{shares.cached:.1%}/{shares.unused:.1%}"),
+    ]
+    return _table("Pool", rows)
+
+
+def _run(result: ReplayResult) -> Table:
+    rows: list[tuple[str, str]] = []
+    if result.mode == "scheduled":
+        rows = [
+            ("steps", f"{result.num_steps:,}"),
+            ("preemptions", f"{result.num_preemptions:,}"),
+            ("tokens recomputed", f"{result.num_recomputed_tokens:,}"),
+            ("simulated time", _duration(result.simulated_seconds)),
+        ]
+    rows += [
+        ("wall time", _duration(result.wall_seconds)),
+        ("requests per wall second", f"{result.requests_per_wall_second:,.0f}"),
+        ("tokens per wall second", f"{result.tokens_per_wall_second:,.0f}"),
+    ]
+    return _table("Run", rows)
+
+
+def _latency(result: ReplayResult) -> Table:
+    table = Table(title="Latency, simulated", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    for label, figures in (
+        ("time to first token", result.ttft_seconds),
+        ("between tokens", result.inter_token_seconds),
+    ):
+        if figures is not None:
+            table.add_row(Text(label, style="dim"), *_durations(figures))
+    return table
+
+
+def _plots(result: ReplayResult, width: int) -> Group:
+    timeline = result.timeline
+    parts: list[RenderableType] = []
+    if result.mode == "scheduled":
+        end = _duration(result.simulated_seconds)
+        parts += _count_plot("Running requests", timeline.running, width, "cyan", end)
+        parts += _count_plot("Waiting requests", timeline.waiting, width, "yellow", end)
+    else:
+        end = f"{result.num_requests:,} requests"
+    title = Text("\nBlocks of the pool: ", style="bold")
+    title.append("live", style=_LIVE_COLOUR)
+    title.append(" and ")
+    title.append("cached", style=_CACHED_COLOUR)
+    parts.append(title)
+    live = resample(timeline.live, width)
+    # The two peaks of a stretch need not fall together; their sum stays a share.
+    cached = [min(c, 1.0 - v) for c, v in zip(resample(timeline.cached, width), live, strict=True)]
+    lines = stacked_bars(live, cached, _PLOT_HEIGHT, (_LIVE_COLOUR, _CACHED_COLOUR))
+    parts += _framed(lines, "100%", width, end)
+    return Group(*parts)
+
+
+def _count_plot(title: str, counts: list[int], width: int, colour: str, end: str) -> list[RenderableType]:
+    values = resample([float(count) for count in counts], width)
+    top = max(1.0, *values)
+    lines = [Text(line, style=colour) for line in bars(values, top, _PLOT_HEIGHT)]
+    return [Text(f"\n{title}", style="bold"), *_framed(lines, f"{top:,.0f}", width, end)]
+
+
+def _framed(lines: list[Text], top: str, width: int, end: str) -> list[RenderableType]:
+    """Lines with the value of their top, 0 at the bottom, and the length of the horizontal axis."""
+    labels = [top, *[""] * (len(lines) - 2), "0"]
+    framed: list[RenderableType] = []
+    for label, line in zip(labels, lines, strict=True):
+        framed.append(Text().append(f"{label:>{_LABEL_WIDTH - 1}} ", style="dim").append_text(line))
+    axis = "0" + f"{end:>{width - 1}}"
+    framed.append(Text(" " * _LABEL_WIDTH + axis, style="dim"))
+    return framed
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}"
+
+
+def _durations(figures: Percentiles) -> list[str]:
+    values = (figures.mean, figures.p50, figures.p90, figures.p95, figures.p99, figures.max)
+    return [_duration(value) for value in values]
+
+
+def _duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 600.0:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 60:.1f} min"

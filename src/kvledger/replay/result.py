@@ -1,0 +1,91 @@
+"""ReplayResult: everything a replay found out, as plain data. What --json prints; docs/replay.md explains the keys."""
+
+import msgspec
+
+
+class PrefixCacheResult(msgspec.Struct):
+    """Hits over lookups, each admitted request once; what preempted requests find of themselves is counted apart.
+
+    Blocks are the engine's, a prompt's partial last one included, which can never be hit.
+    """
+
+    token_hit_rate: float
+    block_hit_rate: float
+    num_query_tokens: int
+    num_hit_tokens: int
+    num_query_blocks: int
+    num_hit_blocks: int
+    num_evictions: int
+
+
+class Shares(msgspec.Struct):
+    """Mean shares of the usable blocks: held by requests, free but serving hits, free and empty. They sum to 1."""
+
+    live: float
+    cached: float
+    unused: float
+
+
+class Usage(msgspec.Struct):
+    """Share of the usable blocks that requests hold, weighted by simulated time."""
+
+    mean: float
+    p95: float
+    peak: float
+
+
+class Percentiles(msgspec.Struct):
+    """Of seconds of simulated time."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+class Timeline(msgspec.Struct):
+    """Intervals of equal length in simulated seconds (in requests, in sequential mode).
+
+    `running` and `waiting`: the most in each; `live` and `cached`: shares of the usable blocks at its end.
+    """
+
+    interval: float
+    running: list[int]
+    waiting: list[int]
+    live: list[float]
+    cached: list[float]
+
+
+class ReplayResult(msgspec.Struct):
+    """`latency` fields are None in sequential mode, where no time passes."""
+
+    mode: str
+    num_blocks: int
+    block_size: int
+    max_model_len: int | None
+    num_requests: int
+    num_finished: int
+    num_cut_short: int
+    num_refused: int
+    refused: dict[str, int]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+    num_steps: int
+    prefix_cache: PrefixCacheResult
+    usage: Usage
+    occupancy: Shares
+    ttft_seconds: Percentiles | None
+    inter_token_seconds: Percentiles | None
+    simulated_seconds: float
+    wall_seconds: float
+    requests_per_wall_second: float
+    tokens_per_wall_second: float
+    timeline: Timeline
+    trace: str = ""
+    format: str = ""
+    hash: str = ""
+    num_bad_lines: int = 0

@@ -1,0 +1,125 @@
+"""Tally: the counts that both modes keep, and the result made of them."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable
+
+from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.replay.config import ReplayConfig
+from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
+from kvledger.replay.result import PrefixCacheResult, ReplayResult, Usage
+from kvledger.units import cdiv
+
+# Called now and then with the numbers of requests done and arrived.
+Progress = Callable[[int, int], None]
+
+PROMPT_EXCEEDS_POOL = "prompt_exceeds_pool"
+PROMPT_EXCEEDS_MAX_MODEL_LEN = "prompt_exceeds_max_model_len"
+OUTGREW_POOL = "outgrew_pool"
+
+REFUSAL_TEXTS = {
+    PROMPT_EXCEEDS_POOL: "prompt larger than the whole pool",
+    PROMPT_EXCEEDS_MAX_MODEL_LEN: "prompt leaves no room within max_model_len",
+    OUTGREW_POOL: "outgrew the whole pool while it generated",
+}
+
+
+class Tally:
+    """What happened so far."""
+
+    def __init__(
+        self, config: ReplayConfig, manager: KVCacheManager, evictions: EvictionMeter, interval: float
+    ) -> None:
+        self.config = config
+        self.manager = manager
+        self.evictions = evictions
+        self.num_requests = 0
+        self.num_finished = 0
+        self.num_cut_short = 0
+        self.refused: Counter[str] = Counter()
+        self.num_prompt_tokens = 0
+        self.num_query_blocks = 0
+        self.num_output_tokens = 0
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        self.num_steps = 0
+        # Three numbers a step: its seconds, the usage of the pool during it, the tokens whose gap it was.
+        self._steps = array("d")
+        self.timeline = TimelineMeter(interval, manager.num_usable_blocks)
+        self.ttft = WeightedSamples()
+        # Gaps that were longer than a step.
+        self.long_gaps = WeightedSamples()
+        self.simulated_seconds = 0.0
+
+    def accept(self, num_prompt_tokens: int) -> None:
+        """A request that will be served."""
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_query_blocks += cdiv(num_prompt_tokens, self.config.block_size)
+
+    def log_step(self, seconds: float, usage: float, num_steady_tokens: int) -> None:
+        """A step, of which num_steady_tokens tokens came one step after the token before them."""
+        self._steps.extend((seconds, usage, num_steady_tokens))
+
+    @property
+    def num_done(self) -> int:
+        return self.num_finished + self.refused.total()
+
+    def refusal(self, num_prompt_tokens: int) -> str | None:
+        """Why a prompt of that length can never be served; None when it can."""
+        if cdiv(num_prompt_tokens, self.config.block_size) > self.manager.num_usable_blocks:
+            return PROMPT_EXCEEDS_POOL
+        if num_prompt_tokens >= self.manager.max_model_len:
+            return PROMPT_EXCEEDS_MAX_MODEL_LEN
+        return None
+
+    def result(self, mode: str, wall_seconds: float) -> ReplayResult:
+        """The result; the fields about the trace are the caller's to fill in."""
+        num_tokens = self.num_prompt_tokens + self.num_output_tokens
+        return ReplayResult(
+            mode=mode,
+            num_blocks=self.config.num_blocks,
+            block_size=self.config.block_size,
+            max_model_len=self.config.max_model_len,
+            num_requests=self.num_requests,
+            num_finished=self.num_finished,
+            num_cut_short=self.num_cut_short,
+            num_refused=self.refused.total(),
+            refused=dict(self.refused),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_preemptions=self.num_preemptions,
+            num_recomputed_tokens=self.num_recomputed_tokens,
+            num_steps=self.num_steps,
+            prefix_cache=self._prefix_cache(),
+            usage=self._usage(),
+            occupancy=self.timeline.shares(),
+            ttft_seconds=self.ttft.percentiles(),
+            inter_token_seconds=self._gaps().percentiles(),
+            simulated_seconds=self.simulated_seconds,
+            wall_seconds=wall_seconds,
+            requests_per_wall_second=self.num_finished / wall_seconds,
+            tokens_per_wall_second=num_tokens / wall_seconds,
+            timeline=self.timeline.timeline(),
+        )
+
+    def _usage(self) -> Usage:
+        return WeightedSamples(self._steps[1::3], self._steps[0::3]).usage()
+
+    def _gaps(self) -> WeightedSamples:
+        gaps = WeightedSamples(self._steps[0::3], self._steps[2::3])
+        gaps.add_all(self.long_gaps)
+        return gaps
+
+    def _prefix_cache(self) -> PrefixCacheResult:
+        stats = self.manager.take_prefix_cache_stats()
+        # Hits are whole blocks.
+        num_hit_blocks = stats.hits // self.config.block_size
+        return PrefixCacheResult(
+            token_hit_rate=stats.hits / stats.queries if stats.queries else 0.0,
+            block_hit_rate=num_hit_blocks / self.num_query_blocks if stats.queries else 0.0,
+            num_query_tokens=stats.queries,
+            num_hit_tokens=stats.hits,
+            num_query_blocks=self.num_query_blocks if stats.queries else 0,
+            num_hit_blocks=num_hit_blocks,
+            num_evictions=self.evictions.num_evictions(self.manager.occupancy()),
+        )

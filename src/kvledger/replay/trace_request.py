@@ -1,0 +1,36 @@
+"""What every trace format is read into: requests, and sessions of requests that wait for one another."""
+
+import msgspec
+
+from kvledger.errors import KVLedgerError
+
+
+class TraceError(KVLedgerError):
+    """A trace cannot be read, or one of its lines is broken: says which line, which field, what was expected."""
+
+
+class TraceRequest(msgspec.Struct, gc=False):
+    """One recorded request.
+
+    Its prompt is len(hash_ids) blocks of `block_size` tokens, cut to num_prompt_tokens; tokens beyond the last id
+    belong to this request alone. Equal ids within one `scope` mean equal blocks; scope 0 is the whole trace.
+    `arrival_time`: seconds since the trace began. `think_time`: seconds between the end of the session's request before
+    and this one, for the closed loop. `session` 0: the request belongs to none.
+    """
+
+    arrival_time: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hash_ids: list[int]
+    block_size: int
+    scope: int = 0
+    session: int = 0
+    priority: int = 0
+    think_time: float = 0.0
+
+
+class TraceSession(msgspec.Struct):
+    """One or more requests in the order in which the closed loop sends them; times count from the session's start."""
+
+    session: int
+    requests: list[TraceRequest]
