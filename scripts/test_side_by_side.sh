@@ -16,5 +16,5 @@ run() {
     -W ignore::DeprecationWarning -W ignore::UserWarning --show-capture=no "$@"
 }
 # First that the right build is the one compared, whatever is deselected below.
-run tests/test_house.py -k build
+run tests/unit/test_build.py -k build
 run tests/side_by_side "$@"

@@ -117,6 +117,7 @@ class WaitingPass:
             and not step.has_prefill
             and (step.has_running or num_computed > 0)
             and num_computed + padded + 1 <= self._manager.max_model_len
+            and self._state.pool_error(candidate.request, num_computed + padded) is None
         ):
             # A lone decode joins a batch of decodes that verify drafts: it is padded with unknown drafts, so that every
             # row has the same length (CUDA graphs need that), or it waits.
