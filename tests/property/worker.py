@@ -75,6 +75,12 @@ class Worker:
                 content = slots.get((source, offset), None)
                 self.write(copy.group_id, target, offset, self.garbage() if content is None else content)
 
+    def fork(self, parent: Sequence, child: Sequence, parent_tables: list[Table], child_tables: list[Table]) -> None:
+        """What the child must know of its parent: its encoder, and which of its states counts."""
+        child.key, child.encoder_written = parent.key, True
+        for group, block in parent.state_block.items():
+            child.state_block[group] = child_tables[group][parent_tables[group].index(block)]
+
     # A step of one sequence: tokens [start, start + num_drafts + 1) or a chunk of its prompt
 
     def load(self, seq: Sequence, tables: list[Table], start: int, end: int) -> None:
@@ -181,9 +187,9 @@ class Worker:
             # The worker brings a state that a block's end passed to that block's place in the table.
             boundary = num_known // size * size
             entry = boundary // size - 1
-            if start < boundary and table[entry] not in (0, seq.state_block[group]):
+            if start < boundary and entry <= running and table[entry] not in (0, seq.state_block[group]):
                 self.write(group, table[entry], 0, names[boundary])
-                if boundary == num_known:
+                if entry == running:
                     seq.state_block[group] = table[entry]
 
 
