@@ -107,3 +107,22 @@ def compute(manager: KVCacheManager, req: Request, num_new: int, **options: Any)
         return False
     req.num_computed_tokens += num_new
     return True
+
+
+def chunks(manager: KVCacheManager, req: Request, max_chunk: int = 64) -> list[int]:
+    """Looks a new request up and computes all its tokens in steps that end where groups want them to: their sizes."""
+    found = manager.get_computed_blocks(req)
+    req.shared_prefix_boundary = found.shared_prefix_boundary
+    start = found.num_tokens
+    sizes: list[int] = []
+    while start < req.num_tokens:
+        manager.start_step()
+        num_new = manager.clip_chunk(req, start, min(max_chunk, req.num_tokens - start), max_chunk)
+        assert num_new > 0
+        assert manager.allocate_slots(req, num_new, None if sizes else found) is not None, "the pool is full"
+        sizes.append(num_new)
+        start += num_new
+        req.num_computed_tokens = start
+        manager.check()
+    manager.start_step()
+    return sizes

@@ -434,4 +434,4 @@ class HybridMachine(RuleBasedStateMachine):
 
 
 TestHybrid = HybridMachine.TestCase
-TestHybrid.settings = settings(max_examples=300 * LONG, stateful_step_count=40)
+TestHybrid.settings = settings(max_examples=600 * LONG, stateful_step_count=40)

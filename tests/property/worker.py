@@ -1,7 +1,8 @@
 """What workers do with block tables, in names instead of numbers: which content lies in which slot of which block.
 
-The value of a token depends on all tokens up to it, so its name is the number of that prefix; a recurrent state is named
-by the prefix that it stands for. Nothing of the ledger's bookkeeping is used: only specs, block tables and copy orders.
+The value of a token depends on all tokens up to it, so its name is the number of that prefix; a recurrent state is
+named by the prefix that it stands for. Nothing of the ledger's bookkeeping is used: only specs, block tables and copy
+orders.
 """
 
 from kvledger import BlockCopy, KVCacheSpec
@@ -154,7 +155,7 @@ class Worker:
                 continue
             table = tables[group]
             block = seq.state_block.get(group, 0) or table[(seq.num_done - 1) // self.block_sizes[group]]
-            assert block != 0 and block in table, f"group {group}: the state after {seq.num_done} tokens is gone"
+            assert block in set(table) - {0}, f"group {group}: the state after {seq.num_done} tokens is gone"
             found = self.slots[group].get((block, 0))
             assert found == expected, f"group {group}: state after {seq.num_done} tokens in {block}: {found}"
 

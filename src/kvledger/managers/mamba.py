@@ -143,11 +143,11 @@ class AlignedMambaManager(MambaManager):
         if copies_tail:
             num_new = max(num_new, 0) + 1
         if num_new > 0:
-            # An external state has a block of its own, unless the step goes on in it.
-            delivers = ranges.num_external > 0 and cdiv(ranges.computed_end, self.block_size) < cdiv(
-                ranges.new_end, self.block_size
-            )
-            most = 1 + (1 if delivers else 0) + (1 if copies_tail else 0) + (1 if self._needs_checkpoint(held, ranges) else 0)
+            most = 1 + (1 if copies_tail else 0) + (1 if self._needs_checkpoint(held, ranges) else 0)
+            if ranges.num_external > 0 and ranges.computed_end <= (cdiv(ranges.new_end, self.block_size) - 1) * (
+                self.block_size
+            ):
+                most += 1  # an external state has a block of its own, unless the step goes on in it
             num_new = min(num_new, most if held.is_started else most + self.num_speculative_blocks)
         for block in hit:
             if block.ref_cnt == 0 and block.block_id != 0:
