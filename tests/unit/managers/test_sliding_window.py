@@ -1,6 +1,7 @@
 """Sliding windows: what is held, what is given back, and which blocks make a hit. Blocks of 4 tokens."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,13 @@ def test_a_window_below_one_token_is_refused() -> None:
 
 
 def walk(
-    spec: KVCacheSpec, first_read: object, length: int, steps: list[int], in_flight: int, max_model_len: int
+    spec: KVCacheSpec,
+    first_read: object,
+    length: int,
+    steps: list[int],
+    in_flight: int,
+    max_model_len: int,
+    **options: Any,
 ) -> None:
     """Computes `length` tokens in those steps, `in_flight` tokens of the past ones not settled, and checks the table.
 
@@ -123,7 +130,12 @@ def walk(
     them but what it needs for being a whole block.
     """
     manager: KVCacheManager = hybrid(
-        40, spec, max_model_len=max_model_len, max_in_flight_tokens=max(steps) + in_flight, enable_caching=False
+        40,
+        spec,
+        max_model_len=max_model_len,
+        max_in_flight_tokens=max(steps) + in_flight,
+        enable_caching=False,
+        **options,
     )
     most = spec.max_admission_blocks(max_model_len, max(steps) + in_flight)
     a: Request = request("a", length)
