@@ -20,7 +20,7 @@ from kvledger.managers.policy import DraftRule
 from tests import groups
 from tests.conftest import LONG
 from tests.groups import held, hybrid, managers_of, tables
-from tests.property.worker import Sequence, Table, Worker
+from tests.property.worker import Sequence, Table, Worker, first_read
 
 MAX_MODEL_LEN = 48
 MAX_CHUNK = 16
@@ -395,8 +395,8 @@ class HybridMachine(RuleBasedStateMachine):
         num_held = self.manager.num_usable_blocks - self.manager.num_free_blocks
         done = self.manager.reset_prefix_cache()
         assert not (done and num_held)
-        # A chunk that nobody reads any more needs no cached block, so chunked groups alone hit without any.
-        if done and any(type(spec).__name__ != "ChunkedLocalAttentionSpec" for spec in self.layout.specs):
+        # What nobody reads any more needs no cached block, so chunks and windows of one token alone hit without any.
+        if done and any(first_read(spec, MAX_MODEL_LEN - 1) < MAX_MODEL_LEN - 2 for spec in self.layout.specs):
             for req in self.waiting:
                 assert self.manager.get_computed_blocks(req).num_tokens == 0
 
@@ -415,9 +415,12 @@ class HybridMachine(RuleBasedStateMachine):
         self.is_whole = True
 
     def num_more_states(self, manager: SingleTypeKVCacheManager) -> int:
-        """With two steps in flight a group holds one step's states more than sizing reserves, as in vLLM."""
-        if not isinstance(manager, AlignedMambaManager) or self.layout.num_state_drafts:
+        """Beyond what sizing reserves, as in vLLM: with two steps in flight one step's states, and one state where a
+        step with drafts is longer than a block."""
+        if not isinstance(manager, AlignedMambaManager):
             return 0
+        if self.layout.num_state_drafts:
+            return 1 if manager.block_size <= self.layout.num_state_drafts else 0
         return 2 if manager.has_checkpoint_blocks else 1
 
     def teardown(self) -> None:
