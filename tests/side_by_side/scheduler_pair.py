@@ -64,8 +64,10 @@ class InFlight:
 
 
 class SchedulerPair:
-    def __init__(self, limits: Limits, directory: str, seed: int) -> None:
+    def __init__(self, limits: Limits, directory: str, seed: int, steps_between_states: int = 1) -> None:
+        """`steps_between_states`: outputs are compared in every step, the whole state only once in so many."""
         self.limits = limits
+        self.steps_between_states = steps_between_states
         self.rng = random.Random(seed)
         self.ours = Scheduler(
             make_ours(limits.layout, limits.num_blocks, limits.watermark, limits.max_model_len),
@@ -185,7 +187,7 @@ class SchedulerPair:
 
     def drain(self) -> None:
         """Runs until both sides have nothing left to do."""
-        last_step = self.num_steps + 3000
+        last_step = self.num_steps + 20_000
         while self.ours.has_unfinished_requests or self.in_flight:
             if self.in_flight and (len(self.in_flight) == self.limits.steps_in_flight or not self.ours.num_running):
                 self.close()
@@ -224,6 +226,8 @@ class SchedulerPair:
         assert our_new_ids == new_ids
 
     def same_state(self) -> None:
+        if self.num_steps % self.steps_between_states:
+            return
         our_pool = self.ours.manager._pool
         their_pool = self.theirs.kv_cache_manager.block_pool
         assert [r.request_id for r in self.ours.running_requests()] == [r.request_id for r in self.theirs.running]
