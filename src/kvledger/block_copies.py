@@ -61,8 +61,17 @@ class BlockCopies:
                 raise BlockError(f"the copy of block {block.block_id} was released already; nothing was changed")
             num_held[block] = left
         self._num_held = {block: left for block, left in num_held.items() if left > 0}
+        # A block that is an end of several copies is given back once a call.
+        batch: list[KVCacheBlock] = []
+        seen: set[KVCacheBlock] = set()
         for block in ends:
-            self._pool.free_blocks([block])
+            if block in seen:
+                self._pool.free_blocks(batch)
+                batch = []
+                seen.clear()
+            batch.append(block)
+            seen.add(block)
+        self._pool.free_blocks(batch)
 
     def holders(self, pool: BlockPool) -> dict[int, int]:
         """{block id: references held for copies} in that pool, for check()."""
