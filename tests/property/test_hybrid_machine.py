@@ -89,7 +89,7 @@ def draw_layout(rng: random.Random) -> Layout:
             case "mla":
                 return groups.mla(block_size())
             case "sink":
-                return groups.sink(size, block_size())
+                return groups.sink(2 * size, block_size())
             case "window":
                 return groups.window(reach, block_size(), heads, rng.choice([0, 2]))
             case "window_mla":
