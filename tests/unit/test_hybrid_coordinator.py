@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvledger import AdmissionRule, KVCacheManager, KVCacheSpec
+from kvledger import AdmissionRule, KVCacheManager, KVCacheSpec, Sha256BlockHasher
 from kvledger.errors import ConfigError
+from kvledger.hybrid_coordinator import HybridKVCacheCoordinator
 from kvledger.managers.policy import DraftRule
 from tests.groups import (
     chunked,
@@ -101,7 +102,9 @@ def test_a_boundary_that_full_attention_has_and_a_window_has_not() -> None:
 
 def test_groups_of_one_spec_are_one_lookup() -> None:
     manager, (_, first, second) = filled(60, 25, full(), window(8), window(8))
-    assert len(manager._coordinator._lookup_groups) == 2  # type: ignore[attr-defined]
+    coordinator = manager._coordinator
+    assert isinstance(coordinator, HybridKVCacheCoordinator)
+    assert len(coordinator._lookup_groups) == 2
     manager.evict_blocks([first[5], second[4]])
     # 20 needs blocks 3 and 4 of both, 16 needs 2 and 3.
     assert hit(manager, request("b", 25)) == 16
@@ -132,15 +135,11 @@ def test_sizes_without_a_common_boundary_meet_at_their_multiple() -> None:
 
 @pytest.mark.parametrize("unit", [3, 8])
 def test_a_hash_unit_that_does_not_divide_the_blocks_is_refused(unit: int) -> None:
-    from kvledger import Sha256BlockHasher
-
     with pytest.raises(ConfigError, match=f"hash_block_size={unit}"):
         hybrid(9, full(4), full(16), hasher=Sha256BlockHasher(unit))
 
 
 def test_a_finer_hash_unit_than_needed() -> None:
-    from kvledger import Sha256BlockHasher
-
     manager = hybrid(60, full(8), window(16, 8), hasher=Sha256BlockHasher(2))
     leave(manager, admitted(manager, "a", 25))
     assert hit(manager, request("b", 25)) == 24

@@ -1,12 +1,12 @@
 """A group in host memory: its own pool, its own count; blocks of 4 tokens."""
 
-from kvledger import AdmissionRule, BlockPool
+from kvledger import AdmissionRule, BlockPool, KVCacheManager
 from tests.groups import compute, full, held, host, hybrid, managers_of, tables, window
 from tests.helpers import admit, admitted, hit, leave, pool_of, request, snapshot
 
 
-def host_pool(manager: object) -> BlockPool:
-    return managers_of(manager)[1].pool  # type: ignore[arg-type]
+def host_pool(manager: KVCacheManager) -> BlockPool:
+    return managers_of(manager)[1].pool
 
 
 def test_its_blocks_come_from_its_own_pool_and_go_back_there() -> None:

@@ -1,9 +1,11 @@
 """Recurrent states: mode "none" and mode "align"; blocks of 4 tokens unless said otherwise."""
 
+from typing import Any
+
 import pytest
 
-from kvledger import Request
-from kvledger.managers.mamba import checkpoint_position
+from kvledger import KVCacheManager, Request
+from kvledger.managers.mamba import StateBlocks, checkpoint_position
 from kvledger.managers.policy import DraftRule
 from tests.groups import chunks, compute, full, held, hybrid, managers_of, record_of, state, tables
 from tests.helpers import admit, admitted, draft, hit, leave, pool_of, request, snapshot
@@ -168,7 +170,7 @@ def test_retention_of_states() -> None:
 # States inside blocks of 16, hashes of 4
 
 
-def fine(retention: int | None = None, checkpoint: int = 0, usable: int = 60, **options: object) -> object:
+def fine(retention: int | None = None, checkpoint: int = 0, usable: int = 60, **options: Any) -> KVCacheManager:
     return hybrid(usable, full(), state(16, checkpoint=checkpoint), retention_interval=retention, **options)
 
 
@@ -279,7 +281,8 @@ def test_one_prefill_step_also_leaves_the_state_that_others_can_resume_from() ->
     assert chunks(manager, a) == [43]
     assert held(manager, a)[1] == 2
     record = record_of(manager, a, 1)
-    assert (record.checkpoint, record.checkpoint_index) == (40, 1)  # type: ignore[attr-defined]
+    assert isinstance(record, StateBlocks)
+    assert (record.checkpoint, record.checkpoint_index) == (40, 1)
     assert hit(manager, request("b", 43)) == 40
     manager.check()
 
@@ -299,7 +302,8 @@ def test_a_checkpoint_that_nobody_can_use_is_not_named() -> None:
     found = manager.get_computed_blocks(a)
     admit(manager, a, 44, found=found)
     record = record_of(manager, a, 1)
-    assert record.checkpoint == 40  # type: ignore[attr-defined]
+    assert isinstance(record, StateBlocks)
+    assert record.checkpoint == 40
     assert pool_of(manager).blocks[tables(manager, a)[1][1]].block_hash is None
     assert hit(manager, request("b", 43)) == 0
     manager.check()
@@ -313,7 +317,8 @@ def test_no_checkpoint_in_a_decode_step_whose_drafts_cross_one() -> None:
     num_before = held(manager, a)[1]
     assert draft(manager, a, 8, 0) is not None
     record = record_of(manager, a, 1)
-    assert record.checkpoint == 0  # type: ignore[attr-defined]
+    assert isinstance(record, StateBlocks)
+    assert record.checkpoint == 0
     assert held(manager, a)[1] <= num_before + 1
     manager.check()
 

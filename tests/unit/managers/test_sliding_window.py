@@ -1,6 +1,7 @@
 """Sliding windows: what is held, what is given back, and which blocks make a hit. Blocks of 4 tokens."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_window_below_one_token_is_refused() -> None:
 
 def walk(
     spec: KVCacheSpec,
-    first_read: object,
+    first_read: Callable[[int], int],
     length: int,
     steps: list[int],
     in_flight: int,
@@ -150,7 +151,7 @@ def walk(
         processed = position - a.num_in_flight_tokens
         position += size
         table = tables(manager, a)[0]
-        first_needed = first_read(processed) // spec.block_size  # type: ignore[operator]
+        first_needed = first_read(processed) // spec.block_size
         assert all(table[index] != 0 for index in range(first_needed, cdiv(position, spec.block_size)))
         assert all(block_id == 0 for block_id in table[:first_needed])
         assert held(manager, a)[0] <= most
