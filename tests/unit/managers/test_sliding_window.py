@@ -104,7 +104,9 @@ class Windowless(MLAAttentionSpec):
 
 def windowless_registry() -> ManagerRegistry:
     registry = ManagerRegistry()
-    registry.register(Windowless, lambda spec, group_id, *rest: SlidingWindowManager(spec, group_id, *rest, 0))
+    registry.register(
+        Windowless, lambda spec, group_id, *rest: SlidingWindowManager(spec, group_id, *rest, sliding_window=0)
+    )
     return registry
 
 
