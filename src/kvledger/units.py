@@ -26,6 +26,11 @@ def round_down(value: int, step: int) -> int:
     return value // step * step
 
 
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of step that is not below value."""
+    return cdiv(value, step) * step
+
+
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element of that KV cache type."""
     size = DTYPE_BYTES.get(dtype)
