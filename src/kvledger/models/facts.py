@@ -90,7 +90,8 @@ class ModelFacts:
 def model_facts(config: ModelConfig) -> ModelFacts:
     """Facts of a config. ConfigError names the field that is missing or not understood."""
     layers = tuple(model_layers(config))
-    decoder_layers = 1 + max((layer.index for layer in layers), default=-1)
+    listed = len(config.items("layers_block_type")) or len(config.string("hybrid_override_pattern") or "")
+    decoder_layers = max(listed, 1 + max((layer.index for layer in layers), default=-1))
     return ModelFacts(
         config,
         layers,
@@ -128,9 +129,8 @@ def rope_kinds(config: ModelConfig) -> list[tuple[str, float]]:
     kinds = []
     for name in ("rope_scaling", "rope_parameters"):
         section = config.section(name)
-        nested = [value for value in section.values() if isinstance(value, dict)]
-        for parameters in nested or ([section] if section else []):
-            kinds.append(rope_kind(parameters))
+        nested: list[JSON] = [value for value in section.values() if isinstance(value, dict)]
+        kinds.extend(rope_kind(parameters) for parameters in nested or ([section] if section else []))
     return kinds[:1]
 
 

@@ -5,9 +5,9 @@ ModelOpt's hf_quant_config.json beside it, which counts only where config.json h
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 from kvledger.models.config import JSON, ModelConfig, integer
 
@@ -26,37 +26,82 @@ class KVScheme:
     field: str
 
 
+# The output head is quantized only where a checkpoint lists it.
+OUTPUT_HEAD = "lm_head"
+# The same part of a layer under the names of different families and of fused layers.
+SAME_PARTS = (
+    (re.compile(r"\b(block_sparse_moe|feed_forward|ffn)\b"), "mlp"),
+    (re.compile(r"\bshared_expert\b"), "shared_experts"),
+    (re.compile(r"\b(gate_proj|up_proj)\b"), "gate_up_proj"),
+    (re.compile(r"\bin_proj_[ab]\b"), "in_proj_ba"),
+    (re.compile(r"\bexperts\.\*.*"), "experts"),
+)
+
+
+def module_key(path: str) -> str:
+    """A module's path from its layer on, under one name for each part, so that ours and the checkpoint's compare."""
+    key = path.rpartition("layers.")[2] if "layers." in path else path.removeprefix("model.")
+    for pattern, name in SAME_PARTS:
+        key = pattern.sub(name, key)
+    return key
+
+
+def enclosing(key: str) -> Iterator[str]:
+    """The module and everything that it lies in."""
+    yield key
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
+
+
+class ModuleSet:
+    """Modules that a checkpoint lists by path, by glob or by regular expression; a listed module covers its parts."""
+
+    def __init__(self, listed: Sequence[str]) -> None:
+        self.names: set[str] = set()
+        self.single: set[str] = set()
+        expressions = []
+        for pattern in listed:
+            if pattern.startswith("mtp"):
+                # Draft layers count from 0 again; they are no part of the model here.
+                continue
+            if pattern.startswith("re:"):
+                expressions.append(f"(?:.*\\.)?(?:{pattern[3:]})")
+                continue
+            plain = module_key(pattern).rstrip("*").rstrip(".")
+            if "*" in plain:
+                expressions.append(translate(plain + "*"))
+            elif "." in pattern:
+                self.names.add(plain)
+            else:
+                self.single.add(plain)
+        self.expression = re.compile("|".join(expressions)) if expressions else None
+
+    def covers(self, key: str) -> bool:
+        """Whether the module of that key is listed."""
+        if any(name in self.names for name in enclosing(key)) or not self.single.isdisjoint(key.split(".")):
+            return True
+        return self.expression is not None and self.expression.match(f"layers.{key}") is not None
+
+
 @dataclass(frozen=True)
 class WeightScheme:
-    """How modules are stored. `kept`: patterns of modules that stay in the model's type; `mixed`: by module."""
+    """How modules are stored. `kept`: those that stay in the model's type; `listed`: those with bytes of their own."""
 
     method: str
-    bytes_per_weight: float
-    kept: tuple[str, ...] = ()
-    mixed: Mapping[str, float] | None = None
+    bytes_per_weight: float | None
+    kept: ModuleSet
+    listed: Mapping[str, float]
 
-    def bytes_of(self, module: str, dtype_bytes: float) -> float:
-        """Bytes of one weight of that module (a dotted path without a suffix)."""
-        if self.mixed is not None:
-            return next((size for name, size in self.mixed.items() if same_module(name, module)), dtype_bytes)
-        if any(matches(pattern, module) for pattern in self.kept):
+    def bytes_of(self, path: str, dtype_bytes: float) -> float:
+        """Bytes of one weight of that module."""
+        key = module_key(path)
+        for name in enclosing(key) if self.listed else ():
+            if name in self.listed:
+                return self.listed[name]
+        if path == OUTPUT_HEAD or self.bytes_per_weight is None or self.kept.covers(key):
             return dtype_bytes
         return self.bytes_per_weight
-
-
-def matches(pattern: str, module: str) -> bool:
-    """Whether an exclusion pattern (a path, a glob or re:...) covers the module. A short path covers what is in it."""
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
-    if "*" in pattern:
-        return fnmatchcase(module, pattern) or fnmatchcase(module, pattern.rstrip("*") + "*")
-    return module == pattern or module.endswith("." + pattern) or module.startswith(pattern + ".")
-
-
-def same_module(listed: str, module: str) -> bool:
-    """Whether a module that is listed by its checkpoint name is ours, whatever stands before `layers`."""
-    ours, theirs = module.split("layers.")[-1], listed.split("layers.")[-1]
-    return ours == theirs or fnmatchcase(theirs, ours) or theirs.startswith(ours + ".")
 
 
 def quantization_section(config: ModelConfig) -> JSON:
@@ -94,35 +139,29 @@ def weight_scheme(config: ModelConfig) -> WeightScheme | None:
     method = str(section.get("quant_method") or "").lower()
     if not method:
         return None
-    kept = excluded(section)
-    if method in ("fp8", "deepseek_v4_fp8"):
-        block = section.get("weight_block_size")
-        size = FP8_BLOCK_BYTES if isinstance(block, Sequence) else FP8_BYTES
-        mixed = section.get("moe_quant_algo")
-        if mixed == "NVFP4":
-            return WeightScheme(method, size, kept, mixed_layers(section))
-        return WeightScheme(method, size, kept)
-    if method == "fbgemm_fp8":
-        return WeightScheme(method, FP8_BYTES, kept)
-    if method.startswith("modelopt"):
-        return modelopt_scheme(config, section, kept)
-    if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return WeightScheme(method, MXFP4_BYTES, (*kept, "*norm*"))
-    if method in ("compressed-tensors", "awq", "gptq", "gptq_marlin", "auto-round", "autoround", "bitsandbytes"):
-        return WeightScheme(method, packed_bytes(section), kept)
-    config.note(f"quant_method {method!r} is not known: weights are counted in the model's own type")
-    return None
-
-
-def modelopt_scheme(config: ModelConfig, section: JSON, kept: tuple[str, ...]) -> WeightScheme | None:
-    algorithm = str(section.get("quant_algo") or "").upper()
-    if algorithm == "MIXED_PRECISION":
-        return WeightScheme("modelopt", FP8_BYTES, kept, mixed_layers(section))
-    size = algorithm_bytes(algorithm)
+    kept, size = excluded(section), method_bytes(method, section)
+    if section.get("moe_quant_algo"):
+        # What is listed has its own format; the exceptions from it are in the checkpoint's first one.
+        return WeightScheme(method, size, ModuleSet(()), mixed_layers(section))
+    if str(section.get("quant_algo")).upper() == "MIXED_PRECISION":
+        return WeightScheme(method, None, ModuleSet(()), mixed_layers(section))
     if size is None:
-        config.note(f"quant_algo {algorithm!r} is not known: weights are counted in the model's own type")
+        config.note(f"quantization {method} is not known: weights are counted in the model's own type")
         return None
-    return WeightScheme("modelopt", size, kept)
+    return WeightScheme(method, size, ModuleSet(kept), {})
+
+
+def method_bytes(method: str, section: JSON) -> float | None:
+    """Bytes of a weight under a quant_method, None where it is not known."""
+    if method in ("fp8", "deepseek_v4_fp8", "fbgemm_fp8"):
+        return FP8_BLOCK_BYTES if isinstance(section.get("weight_block_size"), Sequence) else FP8_BYTES
+    if method.startswith("modelopt"):
+        return algorithm_bytes(str(section.get("quant_algo") or "").upper())
+    if method in ("mxfp4", "gpt_oss_mxfp4"):
+        return MXFP4_BYTES
+    if method in ("compressed-tensors", "awq", "gptq", "gptq_marlin", "auto-round", "autoround", "bitsandbytes"):
+        return packed_bytes(section)
+    return None
 
 
 def algorithm_bytes(algorithm: str) -> float | None:
@@ -143,7 +182,7 @@ def mixed_layers(section: JSON) -> dict[str, float]:
     for name, entry in listed.items():
         size = algorithm_bytes(str(entry.get("quant_algo")).upper()) if isinstance(entry, Mapping) else None
         if size is not None:
-            sizes[str(name)] = size
+            sizes[module_key(str(name))] = size
     return sizes
 
 
