@@ -126,7 +126,7 @@ def context_length(config: ModelConfig) -> ContextLength:
 
 def rope_kinds(config: ModelConfig) -> list[tuple[str, float]]:
     """Kind and factor of each rotary scaling, which newer configs nest by kind of layer."""
-    kinds = []
+    kinds: list[tuple[str, float]] = []
     for name in ("rope_scaling", "rope_parameters"):
         section = config.section(name)
         nested: list[JSON] = [value for value in section.values() if isinstance(value, dict)]

@@ -14,6 +14,7 @@ from kvledger.models.config import JSON, ModelConfig, integer
 # Bytes of a weight, its scales included, where the format fixes them.
 NVFP4_BYTES = 0.5 + 1 / 16
 MXFP4_BYTES = 0.5 + 1 / 32
+MXFP8_BYTES = 1 + 1 / 32
 FP8_BLOCK_BYTES = 1 + 4 / (128 * 128)
 FP8_BYTES = 1.0
 
@@ -34,7 +35,7 @@ SAME_PARTS = (
     (re.compile(r"\bshared_expert\b"), "shared_experts"),
     (re.compile(r"\b(gate_proj|up_proj)\b"), "gate_up_proj"),
     (re.compile(r"\bin_proj_[ab]\b"), "in_proj_ba"),
-    (re.compile(r"\bexperts\.\*.*"), "experts"),
+    (re.compile(r"\bexperts\.(\*|\d+)\b.*"), "experts"),
 )
 
 
@@ -142,9 +143,9 @@ def weight_scheme(config: ModelConfig) -> WeightScheme | None:
     kept, size = excluded(section), method_bytes(method, section)
     if section.get("moe_quant_algo"):
         # What is listed has its own format; the exceptions from it are in the checkpoint's first one.
-        return WeightScheme(method, size, ModuleSet(()), mixed_layers(section))
+        return WeightScheme(method, size, ModuleSet(()), mixed_layers(config, section))
     if str(section.get("quant_algo")).upper() == "MIXED_PRECISION":
-        return WeightScheme(method, None, ModuleSet(()), mixed_layers(section))
+        return WeightScheme(method, None, ModuleSet(()), mixed_layers(config, section))
     if size is None:
         config.note(f"quantization {method} is not known: weights are counted in the model's own type")
         return None
@@ -170,13 +171,19 @@ def algorithm_bytes(algorithm: str) -> float | None:
         return NVFP4_BYTES
     if "MXFP4" in algorithm:
         return MXFP4_BYTES
+    if "MXFP8" in algorithm:
+        return MXFP8_BYTES
     return FP8_BYTES if "FP8" in algorithm else None
 
 
-def mixed_layers(section: JSON) -> dict[str, float]:
-    """Module -> bytes of a weight, for checkpoints that list their quantized modules."""
+def mixed_layers(config: ModelConfig, section: JSON) -> dict[str, float]:
+    """Module -> bytes of a weight, for checkpoints that list their quantized modules, in config.json or beside it."""
     listed = section.get("quantized_layers")
     if not isinstance(listed, Mapping):
+        beside = (config.hf_quant or {}).get("quantization")
+        listed = beside.get("quantized_layers") if isinstance(beside, Mapping) else None
+    if not isinstance(listed, Mapping):
+        config.note("the quantized modules are not listed: weights are counted in the model's own type")
         return {}
     sizes = {}
     for name, entry in listed.items():

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 
 from kvledger.models.facts import ModelFacts
+from kvledger.models.weights import rank_weight_bytes
 from kvledger.sizing.engine import EngineSettings, engine_settings
 from kvledger.sizing.gpus import GIB, Gpu
 from kvledger.sizing.groups import GroupLayout, group_layers
-from kvledger.sizing.memory import MeasuredMemory, MemoryBudget, memory_budget
+from kvledger.sizing.memory import MeasuredMemory, MemoryBudget, StageLoad, memory_budget
 from kvledger.sizing.options import AUTO_LENGTH, EngineOptions
 from kvledger.sizing.pool import (
     RequestLimits,
@@ -19,6 +20,7 @@ from kvledger.sizing.pool import (
 from kvledger.sizing.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
 from kvledger.sizing.versions import VersionRules
 from kvledger.spec import KVCacheSpec
+from kvledger.units import dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,14 @@ def make_plan(request: PlanRequest) -> Plan:
         packed=facts.is_compressed,
         group_size=request.group_size,
     )
+    stages = pipeline_stages(facts.num_layers, options.pipeline_parallel_size)
+    element, ranks = dtype_bytes(settings.dtype), options.tensor_parallel_size
+    weights = rank_weight_bytes(facts.config, facts.layers, element, ranks, stages)
     budgets, workers = [], []
-    for stage, layers in enumerate(pipeline_stages(facts.num_layers, options.pipeline_parallel_size)):
-        budget = memory_budget(facts, options, settings, request.gpu_of_stage(stage), request.measured, stage)
+    for stage, layers in enumerate(stages):
+        load = StageLoad(weights[stage], len(layers))
+        gpu = request.gpu_of_stage(stage)
+        budget = memory_budget(facts.config, options, settings, gpu, load, request.measured)
         on_stage = {layer.name: specs[layer.name] for layer in facts.layers if layer.index in layers}
         budgets.append(budget)
         available = budget.available_bytes

@@ -1,0 +1,45 @@
+"""What one request of a given length holds, in blocks and bytes."""
+
+from dataclasses import dataclass
+
+from kvledger.sizing.plan import Plan, request_limits
+from kvledger.sizing.pool import blocks_per_request
+
+
+@dataclass(frozen=True)
+class RequestHolding:
+    """One request at its end. `fixed_bytes` do not grow with its length; every further token adds `bytes_per_token`."""
+
+    tokens: int
+    blocks: int
+    bytes: int
+    share_of_pool: float
+    at_a_time: int
+    fixed_bytes: int
+    bytes_per_token: float
+
+
+def request_holding(plan: Plan, tokens: int) -> RequestHolding:
+    """What a request of that many tokens, prompt and output together, holds when it ends."""
+    limits = request_limits(plan.request.options, plan.settings, tokens)
+    blocks = blocks_per_request(plan.layout, limits)
+    usable = plan.num_blocks - 1
+    per_token = bytes_per_token(plan)
+    growing = int(per_token * tokens)
+    size = blocks * plan.bytes_per_block
+    return RequestHolding(
+        tokens,
+        blocks,
+        size,
+        blocks / usable if usable > 0 else 0.0,
+        usable // blocks if blocks else 0,
+        max(size - growing, 0),
+        per_token,
+    )
+
+
+def bytes_per_token(plan: Plan) -> float:
+    """Bytes that each further token of a long request takes: only layers that keep everything grow."""
+    ranks = plan.request.options.decode_context_parallel_size
+    growing = sum(1 / group.spec.block_size for group in plan.layout.groups if group.spec.shards_over_context)
+    return plan.bytes_per_block * growing / ranks
