@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 # Subcommand -> the module whose `register(app)` adds it.
 COMMANDS = {
+    "plan": "kvledger.cli.plan",
     "replay": "kvledger.cli.replay",
 }
 

@@ -63,7 +63,7 @@ class ModelConfig:
             self.notes.append(text)
 
     def raw(self, name: str) -> object:
-        """The field's value under any of its names: the language model's, else the outer one, else the class default."""
+        """The field under any of its names: the language model's, else the outer one's, else the class default."""
         for where in (self.text, self.root):
             for alias in ALIASES.get(name, (name,)):
                 if where.get(alias) is not None:

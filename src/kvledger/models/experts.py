@@ -99,7 +99,7 @@ def experts(config: ModelConfig, index: int) -> Iterator[Weight]:
     matrices = 2 if config.model_type in UNGATED else 3
     # Beside a dense part (Gemma 4), experts are a module of their own.
     name = "experts" if config.flag("enable_moe_block") else "mlp.experts"
-    yield linear(index, name, count * matrices * width * inter)
+    yield Weight(f"layers.{index}.{name}", count * matrices * width * inter, index, linear=True, expert=True)
     yield Weight(f"layers.{index}.mlp.gate", hidden * count, index, WHOLE)
     if width != hidden:
         yield linear(index, "mlp.latent_proj", 2 * hidden * width, WHOLE)

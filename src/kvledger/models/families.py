@@ -5,6 +5,8 @@ only its pattern of windows is new, one row in patterns.PERIODS is enough (docs/
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
 
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.config import ModelConfig, integer
@@ -335,13 +337,20 @@ def model_layers(config: ModelConfig) -> list[Layer]:
     ConfigError when the config lacks a field that a cache's size depends on, or has an unknown kind of layer.
     """
     name, family = family_of(config)
-    if name == "decoder" and config.model_type not in KNOWN_DECODERS:
+    if name == "decoder" and config.model_type not in known_decoders():
         refuse_unknown_caches(config)
         config.note(
-            f"model_type {config.model_type or 'missing'!s} is not a known family: taken for a decoder that keeps keys and "
-            "values in every layer"
+            f"model_type {config.model_type or 'missing'} is not a known family: taken for a decoder that keeps keys "
+            "and values in every layer"
         )
     return family(config)
+
+
+@cache
+def known_decoders() -> frozenset[str]:
+    """Families that are known to keep keys and values in every layer and nothing else (data/decoders.txt)."""
+    lines = (files("kvledger.models") / "data/decoders.txt").read_text().splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
 def refuse_unknown_caches(config: ModelConfig) -> None:
@@ -353,105 +362,3 @@ def refuse_unknown_caches(config: ModelConfig) -> None:
                 "marks a cache of another kind; add the family to kvledger/models/families.py, or plan from its log "
                 "with --from-log"
             )
-
-
-# Families checked against vLLM's own plans or its model classes: keys and values in every layer, nothing else.
-KNOWN_DECODERS = frozenset(
-    [
-        "afmoe",
-        "apertus",
-        "arcee",
-        "aria",
-        "baichuan",
-        "bloom",
-        "chatglm",
-        "codellama",
-        "cohere",
-        "cohere2",
-        "cohere2_moe",
-        "command-r",
-        "cwm",
-        "dbrx",
-        "deepseek",
-        "dots1",
-        "ernie4_5",
-        "ernie4_5_moe",
-        "exaone",
-        "exaone4",
-        "exaone_moe",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gemma3n_text",
-        "gemma4_text",
-        "glm",
-        "glm4",
-        "glm4_moe",
-        "glm4v_text",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "gpt_oss",
-        "gptj",
-        "granite",
-        "granite_swa",
-        "granitemoe",
-        "granitemoe_swa",
-        "granitemoeshared",
-        "grok-1",
-        "helium",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "hy_v3",
-        "internlm",
-        "internlm2",
-        "internlm3",
-        "llama",
-        "llama4_text",
-        "mimo",
-        "mimo_v2",
-        "mimo_v2_flash",
-        "minicpm",
-        "minicpm3",
-        "minimax_m2",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "mixtral",
-        "mpt",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "olmoe",
-        "opt",
-        "orion",
-        "persimmon",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen",
-        "qwen2",
-        "qwen2_5_vl",
-        "qwen2_5_vl_text",
-        "qwen2_moe",
-        "qwen2_vl",
-        "qwen2_vl_text",
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_omni_moe_text",
-        "qwen3_vl_moe_text",
-        "qwen3_vl_text",
-        "seed_oss",
-        "smollm3",
-        "solar",
-        "stablelm",
-        "starcoder2",
-        "step3p5",
-        "step3p7",
-        "telechat2",
-        "xverse",
-    ]
-)

@@ -31,8 +31,8 @@ class CacheSettings:
     """What an engine has decided for all layers.
 
     `cache_dtype`: element type of keys and values; `packed_latents`: the fp8 MLA kernel stores its packed format.
-    `state_block_size`, `state_page_padded` and `cache_mode` are for recurrent states; `checkpointing` names the kinds of
-    state whose kernel writes a checkpoint block of its own during prefill.
+    `state_block_size`, `state_page_padded` and `cache_mode` are for recurrent states; `checkpointing` names the kinds
+    of state whose kernel writes a checkpoint block of its own during prefill.
     """
 
     block_size: int
@@ -279,7 +279,7 @@ class LinearAttentionState(StateCache):
 
 @dataclass(frozen=True)
 class Layer:
-    """One cache of one decoder layer; a layer with several (sparse attention, parallel branches) is listed once for each.
+    """One cache of one decoder layer; a layer with several (sparse attention, parallel heads) is listed once for each.
 
     `index`: position of the decoder layer, from 0, which decides the pipeline stage.
     """

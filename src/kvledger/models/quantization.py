@@ -209,7 +209,7 @@ def packed_bytes(section: JSON) -> float:
 
 
 def excluded(section: JSON) -> tuple[str, ...]:
-    """Patterns of the modules that stay as they are. Output and input embeddings are never quantized in the kinds here."""
+    """Patterns of the modules that stay as they are."""
     patterns: list[str] = []
     for name in ("ignore", "modules_to_not_convert", "exclude_modules"):
         listed = section.get(name)

@@ -11,9 +11,10 @@ ANY = 1 << 30
 
 @dataclass(frozen=True)
 class Weight:
-    """`layer`: its decoder layer, or FIRST_STAGE or LAST_STAGE. `parts`: the most ranks that hold different parts of it.
+    """`layer`: its decoder layer, FIRST_STAGE or LAST_STAGE. `parts`: the most ranks that hold different parts of it.
 
-    With more ranks than parts, ranks hold copies. `linear`: a matrix that quantization may apply to.
+    With more ranks than parts, ranks hold copies. `linear`: a matrix that quantization may apply to. `expert`: routed
+    experts, which may be shared out over more ranks than the rest.
     """
 
     path: str
@@ -21,9 +22,20 @@ class Weight:
     layer: int
     parts: int = ANY
     linear: bool = False
+    expert: bool = False
 
-    def on_rank(self, tensor_parallel_size: int) -> int:
-        return -(-self.params // min(self.parts, tensor_parallel_size))
+    def on_rank(self, ranks: "Ranks") -> int:
+        """Parameters on one rank."""
+        sharing = ranks.experts if self.expert else ranks.tensor
+        return -(-self.params // min(self.parts, sharing))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks share a layer, and how many share the routed experts."""
+
+    tensor: int = 1
+    experts: int = 1
 
 
 def linear(layer: int, name: str, params: int, parts: int = ANY) -> Weight:

@@ -68,7 +68,7 @@ def find_in_catalogue(name: str) -> CatalogueRow | None:
     asked = name.lower()
     found = [line for key, line in lines.items() if key == asked or key.split("/")[-1] == asked]
     if not found:
-        # meta-llama/Llama-3.1-8B and meta-llama/Meta-Llama-3.1-8B are the same repository, before and after its renaming.
+        # meta-llama/Meta-Llama-3.1-8B is the older name of meta-llama/Llama-3.1-8B.
         found = [line for key, line in lines.items() if key.replace("/meta-", "/") == asked.replace("/meta-", "/")]
     return catalogue_row(found[0]) if len(found) == 1 else None
 
@@ -91,8 +91,8 @@ def load_model(name: str, *, offline: bool = False) -> ModelConfig:
     if name.endswith(".json") or name.count("/") != 1:
         close = near_names(name)
         raise ConfigError(
-            f"model={name!r}: no such file, directory or catalogue entry; give a path to a config.json, a directory with "
-            f"one, or a hub id like owner/name{close}"
+            f"model={name!r}: no such file, directory or catalogue entry; give a path to a config.json, a directory "
+            f"with one, or a hub id like owner/name{close}"
         )
     if offline:
         raise ConfigError(
@@ -161,7 +161,7 @@ def from_hub(name: str) -> ModelConfig:
     except OSError as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"model={name!r}: not in the bundled catalogue and the hub did not give its config ({first_line}); check the "
-            f"id, the network and HF_TOKEN ({'set' if os.environ.get('HF_TOKEN') else 'not set'}), or give a path"
+            f"model={name!r}: not in the bundled catalogue and the hub did not give its config ({first_line}); check "
+            f"the id, the network and HF_TOKEN ({'set' if os.environ.get('HF_TOKEN') else 'not set'}), or give a path"
         ) from None
     return config

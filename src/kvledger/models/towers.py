@@ -1,7 +1,7 @@
 """Weights of the encoders beside a language model: images, video, speech.
 
-A tower is a stack of transformer layers whose sizes its own config gives under one of a few sets of names; what joins it
-to the language model is counted for the families that are known. A tower that has no sizes is noted, not guessed.
+A tower is a stack of transformer layers whose sizes its own config gives under one of a few sets of names; what joins
+it to the language model is counted for the families that are known. A tower without sizes is noted, not guessed.
 """
 
 from collections.abc import Iterator

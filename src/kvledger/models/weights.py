@@ -23,7 +23,7 @@ from kvledger.models.layers import (
 )
 from kvledger.models.patterns import SLIDING, attention_kinds
 from kvledger.models.quantization import OUTPUT_HEAD, WeightScheme, weight_scheme
-from kvledger.models.shards import ANY, FIRST_STAGE, LAST_STAGE, WHOLE, Weight, heads, linear
+from kvledger.models.shards import ANY, FIRST_STAGE, LAST_STAGE, WHOLE, Ranks, Weight, heads, linear
 from kvledger.models.towers import tower_weights
 from kvledger.units import round_up
 
@@ -53,7 +53,7 @@ def model_weights(config: ModelConfig, layers: tuple[Layer, ...]) -> list[Weight
 
 
 def rank_weight_bytes(
-    config: ModelConfig, layers: tuple[Layer, ...], dtype_bytes: int, tensor_parallel_size: int, stages: list[range]
+    config: ModelConfig, layers: tuple[Layer, ...], dtype_bytes: int, ranks: Ranks, stages: list[range]
 ) -> list[WeightBytes]:
     """Parameters and bytes on one rank of each pipeline stage.
 
@@ -61,7 +61,7 @@ def rank_weight_bytes(
     """
     scheme = weight_scheme(config)
     weights = model_weights(config, layers)
-    counted = [stage_bytes(weights, scheme, dtype_bytes, tensor_parallel_size, stage, stages) for stage in stages]
+    counted = [stage_bytes(weights, scheme, dtype_bytes, ranks, stage, stages) for stage in stages]
     if config.index_bytes is None:
         stored = f" as {scheme.method}" if scheme else ""
         return [WeightBytes(params, int(size), f"counted from the config{stored}") for params, size in counted]
@@ -74,7 +74,7 @@ def stage_bytes(
     weights: list[Weight],
     scheme: WeightScheme | None,
     dtype_bytes: int,
-    tensor_parallel_size: int,
+    ranks: Ranks,
     stage: range,
     stages: list[range],
 ) -> tuple[int, float]:
@@ -83,7 +83,7 @@ def stage_bytes(
         at_end = weight.layer == LAST_STAGE and stage == stages[-1]
         if not (weight.layer in stage or (weight.layer == FIRST_STAGE and stage == stages[0]) or at_end):
             continue
-        count = weight.on_rank(tensor_parallel_size)
+        count = weight.on_rank(ranks)
         params += count
         total += count * weight_bytes(weight, scheme, dtype_bytes)
     return params, total

@@ -1,7 +1,8 @@
 """Where a card's bytes go: each term with its value, where it came from, and a range when it is an estimate.
 
 available = utilization * the card's bytes - weights - activation peak - CUDA graphs - other. The estimates are fitted to
-start-up logs of vLLM 0.17 to 0.19 on H100 (44 logs with every term printed): see activation_bytes and graph_bytes.
+start-up logs of vLLM 0.17 to 0.19 on H100 (44 logs with every term): see the constants below. vLLM takes its own estimate of
+the CUDA graphs off the cache since 0.21; before, the graphs came on top.
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class MeasuredMemory:
     activation_bytes: int | None = None
     graph_bytes: int | None = None
     other_bytes: int | None = None
+
+
+NOTHING_MEASURED = MeasuredMemory()
 
 
 @dataclass(frozen=True)
@@ -139,24 +143,26 @@ def weights_term(weights: WeightBytes, measured: MeasuredMemory) -> Term:
 def activation_term(
     config: ModelConfig, settings: EngineSettings, options: EngineOptions, measured: MeasuredMemory
 ) -> Term:
+    """The peak of the profile run: sampling max_num_seqs tokens or one forward pass, whichever is more."""
     if measured.activation_bytes is not None:
         return exact("activation peak", measured.activation_bytes, MEASURED, "given by the user or a log")
-    size = activation_bytes(config, settings, options)
-    detail = (
-        f"max_num_seqs={settings.max_num_seqs:,} * vocabulary, or max_num_batched_tokens="
-        f"{settings.max_num_batched_tokens:,} * the widest layer"
-    )
+    sampling = sampling_bytes(config, settings)
+    forward = forward_bytes(config, settings, options)
+    seqs, batched = settings.max_num_seqs, settings.max_num_batched_tokens
+    detail = f"sampling {seqs:,} sequences" if sampling > forward else f"a pass over {batched:,} tokens"
+    size = max(sampling, forward)
     return Term("activation peak", size, int(size * 0.8), int(size * 1.35), ESTIMATED, detail)
 
 
-def activation_bytes(config: ModelConfig, settings: EngineSettings, options: EngineOptions) -> int:
-    """The peak of the profile run: sampling max_num_seqs tokens or one forward pass, whichever is more."""
-    logits = LOGIT_COPIES * settings.max_num_seqs * config.need("vocab_size") * 4
-    hidden = config.need("hidden_size")
+def sampling_bytes(config: ModelConfig, settings: EngineSettings) -> int:
+    return int(LOGIT_COPIES * settings.max_num_seqs * config.need("vocab_size") * 4)
+
+
+def forward_bytes(config: ModelConfig, settings: EngineSettings, options: EngineOptions) -> int:
     wide = forward_width(config) / options.tensor_parallel_size
     element = 4 if settings.dtype == "float32" else 2
-    forward = settings.max_num_batched_tokens * (3 * wide + WIDEST_HIDDEN_STATES * hidden) * element
-    return int(max(logits, forward))
+    values = 3 * wide + WIDEST_HIDDEN_STATES * config.need("hidden_size")
+    return int(settings.max_num_batched_tokens * values * element)
 
 
 def forward_width(config: ModelConfig) -> int:
@@ -175,7 +181,7 @@ def graphs_term(options: EngineOptions, num_layers: int, measured: MeasuredMemor
     if measured.graph_bytes is not None:
         return exact("CUDA graphs", measured.graph_bytes, MEASURED, "given by the user or a log")
     size = GRAPH_FIXED + GRAPH_PER_LAYER * num_layers
-    detail = f"{num_layers} layers; vLLM takes its own estimate off the cache since 0.21"
+    detail = f"{num_layers} layers"
     return Term("CUDA graphs", size, int(size * 0.6), int(size * 1.7), ESTIMATED, detail)
 
 

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 
 from kvledger.models.facts import ModelFacts
+from kvledger.models.shards import Ranks
 from kvledger.models.weights import rank_weight_bytes
 from kvledger.sizing.engine import EngineSettings, engine_settings
 from kvledger.sizing.gpus import GIB, Gpu
 from kvledger.sizing.groups import GroupLayout, group_layers
-from kvledger.sizing.memory import MeasuredMemory, MemoryBudget, StageLoad, memory_budget
+from kvledger.sizing.memory import NOTHING_MEASURED, MeasuredMemory, MemoryBudget, StageLoad, memory_budget
 from kvledger.sizing.options import AUTO_LENGTH, EngineOptions
 from kvledger.sizing.pool import (
     RequestLimits,
@@ -31,7 +32,7 @@ class PlanRequest:
     options: EngineOptions
     gpus: tuple[Gpu, ...]
     rules: VersionRules
-    measured: MeasuredMemory = MeasuredMemory()
+    measured: MeasuredMemory = NOTHING_MEASURED
     group_size: int = 0
 
     @property
@@ -99,6 +100,12 @@ class Plan:
         return self.settings.block_size
 
 
+def weight_ranks(options: EngineOptions) -> Ranks:
+    """Ranks that share weights: experts go over the replicas as well, when they are parallel."""
+    tensor = options.tensor_parallel_size
+    return Ranks(tensor, tensor * (options.data_parallel_size if options.enable_expert_parallel else 1))
+
+
 def request_limits(options: EngineOptions, settings: EngineSettings, length: int) -> RequestLimits:
     return RequestLimits(length, settings.max_in_flight_tokens, options.decode_context_parallel_size)
 
@@ -115,8 +122,8 @@ def make_plan(request: PlanRequest) -> Plan:
         group_size=request.group_size,
     )
     stages = pipeline_stages(facts.num_layers, options.pipeline_parallel_size)
-    element, ranks = dtype_bytes(settings.dtype), options.tensor_parallel_size
-    weights = rank_weight_bytes(facts.config, facts.layers, element, ranks, stages)
+    element = dtype_bytes(settings.dtype)
+    weights = rank_weight_bytes(facts.config, facts.layers, element, weight_ranks(options), stages)
     budgets, workers = [], []
     for stage, layers in enumerate(stages):
         load = StageLoad(weights[stage], len(layers))

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 from kvledger.sizing.plan import Plan, request_limits
-from kvledger.sizing.pool import blocks_per_request
+from kvledger.sizing.pool import blocks_of_group, blocks_per_request
 
 
 @dataclass(frozen=True)
 class RequestHolding:
-    """One request at its end. `fixed_bytes` do not grow with its length; every further token adds `bytes_per_token`."""
+    """One request at its end, in whole blocks. `fixed_bytes`: windows, states and encoder tokens, which do not grow with
+    every token; each further token of a long request adds `bytes_per_token`.
+    """
 
     tokens: int
     blocks: int
@@ -23,18 +25,16 @@ def request_holding(plan: Plan, tokens: int) -> RequestHolding:
     """What a request of that many tokens, prompt and output together, holds when it ends."""
     limits = request_limits(plan.request.options, plan.settings, tokens)
     blocks = blocks_per_request(plan.layout, limits)
+    fixed = sum(blocks_of_group(group, limits) for group in plan.layout.groups if not group.spec.shards_over_context)
     usable = plan.num_blocks - 1
-    per_token = bytes_per_token(plan)
-    growing = int(per_token * tokens)
-    size = blocks * plan.bytes_per_block
     return RequestHolding(
         tokens,
         blocks,
-        size,
+        blocks * plan.bytes_per_block,
         blocks / usable if usable > 0 else 0.0,
         usable // blocks if blocks else 0,
-        max(size - growing, 0),
-        per_token,
+        fixed * plan.bytes_per_block,
+        bytes_per_token(plan),
     )
 
 

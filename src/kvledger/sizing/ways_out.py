@@ -91,7 +91,9 @@ def batch_ways(request: PlanRequest) -> list[str]:
 
 def parallel_way(request: PlanRequest) -> list[str]:
     for size in PARALLEL_SIZES:
-        if size > request.options.tensor_parallel_size and fits(changed(request, replace(request.options, tensor_parallel_size=size))):
+        if size > request.options.tensor_parallel_size and fits(
+            changed(request, replace(request.options, tensor_parallel_size=size))
+        ):
             return [f"tp {size} fits: --tensor-parallel-size {size}"]
     return []
 
