@@ -24,7 +24,8 @@ PASTED = "kvledger.pasted"
 HELP = """What fits before launch: KV blocks, tokens, full-length requests, and why.
 
 MODEL is a config.json, a directory with one, a Hugging Face id or the name of a bundled model. Options have
-vLLM's names. A whole command line can be pasted: kvledger plan --gpu H100 -- vllm serve MODEL --tensor-parallel-size 2"""
+vLLM's names. A whole command line can be pasted:
+kvledger plan --gpu H100 -- vllm serve MODEL --tensor-parallel-size 2"""
 
 
 class PlanCommand(TyperCommand):
@@ -87,6 +88,9 @@ def plan(
     pipeline_parallel_size: Annotated[
         int, typer.Option("--pipeline-parallel-size", "--pp", "-pp", help="Stages of layers.", rich_help_panel=ENGINE)
     ] = 1,
+    pp_layer_partition: Annotated[
+        str | None, typer.Option(help="Layers of each stage: 16,32.", rich_help_panel=ENGINE)
+    ] = None,
     data_parallel_size: Annotated[
         int, typer.Option("--data-parallel-size", "--dp", "-dp", help="Replicas.", rich_help_panel=ENGINE)
     ] = 1,
@@ -147,7 +151,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     from kvledger.sizing.ask import Asked
-    from kvledger.sizing.counts import parse_count, parse_length
+    from kvledger.sizing.counts import parse_count, parse_counts, parse_length
     from kvledger.sizing.memory import MeasuredMemory
     from kvledger.sizing.options import EngineOptions
 
@@ -176,6 +180,7 @@ def plan(
         enforce_eager,
         mamba_ssm_cache_dtype,
         entry_point,
+        () if pp_layer_partition is None else parse_counts("--pp-layer-partition", pp_layer_partition),
     )
     measured = MeasuredMemory(
         *(

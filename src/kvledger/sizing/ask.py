@@ -50,7 +50,7 @@ def build_request(asked: Asked) -> PlanRequest:
         config.note(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
     facts = model_facts(config)
     return PlanRequest(
-        facts, asked.options, tuple(map(find_gpu, names)), version_rules(asked.vllm_version), asked.measured
+        facts, asked.options, tuple(map(find_gpu, names)), version_rules(asked.vllm_version), (asked.measured,)
     )
 
 

@@ -24,8 +24,8 @@ VALUES = (
 )  # fmt: skip
 SWITCHES = (
     "--enable-prefix-caching", "--no-enable-prefix-caching", "--async-scheduling", "--no-async-scheduling",
-    "--disable-hybrid-kv-cache-manager", "--no-disable-hybrid-kv-cache-manager", "--enforce-eager", "--no-enforce-eager",
-    "--enable-expert-parallel", "--no-enable-expert-parallel",
+    "--disable-hybrid-kv-cache-manager", "--no-disable-hybrid-kv-cache-manager", "--enforce-eager",
+    "--no-enforce-eager", "--enable-expert-parallel", "--no-enable-expert-parallel",
 )  # fmt: skip
 # Options that change memory in a way that is not modelled: the plan says so instead of staying silent.
 NOT_MODELLED = {
@@ -40,6 +40,9 @@ NOT_MODELLED = {
 }
 
 
+PARTITION = "VLLM_PP_LAYER_PARTITION="
+
+
 @dataclass(frozen=True)
 class PastedCommand:
     """Arguments for the plan, and remarks on options that do not concern it or are not modelled."""
@@ -51,7 +54,7 @@ class PastedCommand:
 def parse_pasted(pasted: list[str]) -> PastedCommand:
     """Arguments of a pasted command line. ConfigError when it is no vllm command or names no model."""
     words, entry_point = program_arguments(clean_words(pasted))
-    arguments: list[str] = ["--entry-point", entry_point]
+    arguments: list[str] = ["--entry-point", entry_point, *partition_setting(pasted)]
     models: list[str] = []
     remarks: list[str] = []
     position = 0
@@ -81,6 +84,14 @@ def parse_pasted(pasted: list[str]) -> PastedCommand:
     if not models:
         raise ConfigError("the pasted command line names no model; paste it whole, from vllm serve on")
     return PastedCommand((models[0], *arguments), tuple(dict.fromkeys(remarks)))
+
+
+def partition_setting(pasted: list[str]) -> list[str]:
+    """The environment setting that divides layers over pipeline stages."""
+    for word in pasted:
+        if word.startswith(PARTITION):
+            return ["--pp-layer-partition", word.removeprefix(PARTITION)]
+    return []
 
 
 def is_option(word: str) -> bool:

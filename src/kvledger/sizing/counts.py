@@ -33,3 +33,8 @@ def parse_count(option: str, text: str) -> int:
 def parse_length(option: str, text: str) -> int:
     """A length, or -1 for the longest that fits (auto or -1)."""
     return -1 if text.strip() in ("auto", "-1") else parse_count(option, text)
+
+
+def parse_counts(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    return tuple(parse_count(option, part) for part in text.split(","))

@@ -3,6 +3,7 @@
 import csv
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
@@ -35,7 +36,7 @@ USUAL: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card. `total_bytes`: what CUDA reports, which the utilization is a share of; `low` and `high` where it varies.
+    """One card. `total_bytes`: what CUDA reports, which the utilization is a share of; its range where it varies.
 
     `compute_capability` 0: not an NVIDIA card. `sourced`: every figure used here was looked up, not remembered.
     """
@@ -90,9 +91,11 @@ def find_gpu(name: str) -> Gpu:
     for gpu in gpus():
         if gpu.name == usual or squeezed(gpu.name) == asked:
             return gpu
-    found = [gpu for gpu in gpus() if asked and asked in squeezed(gpu.name)]
+    words = [gpu for gpu in gpus() if asked in {squeezed(word) for word in re.split(r"[\s/()-]+", gpu.name)}]
+    found = words or [gpu for gpu in gpus() if asked and asked in squeezed(gpu.name)]
     if found and max(gpu.total_bytes for gpu in found) - min(gpu.total_bytes for gpu in found) <= GIB // 4:
         return found[0]
-    listed = ", ".join(gpu.name for gpu in (found or gpus()))
-    problem = "several cards match" if found else "not in the table of cards"
-    raise ConfigError(f"--gpu={name!r}: {problem}; use one of: {listed}")
+    names = [gpu.name for gpu in found] or get_close_matches(name, [gpu.name for gpu in gpus()], 8, 0.3)
+    problem = "several cards match" if found else f"not in the table of {len(gpus())} cards"
+    fix = "use one of: " if found else "give --kv-cache-memory-bytes instead, or a card like "
+    raise ConfigError(f"--gpu={name!r}: {problem}; {fix}{', '.join(names)}")

@@ -42,9 +42,9 @@ def reuse_step(plan: Plan) -> ReuseStep | None:
 def coarse_warning(plan: Plan, step: int, sizes: list[int]) -> str:
     if step > max(sizes, default=0):
         return (
-            f"blocks of {' and '.join(map(str, sorted(set(sizes))))} tokens meet every {step:,} tokens only: shorter common "
-            "prefixes never hit"
+            f"blocks of {' and '.join(map(str, sorted(set(sizes))))} tokens meet every {step:,} tokens only: "
+            "shorter common prefixes never hit"
         )
     if step > COMMON_PROMPT:
-        return f"prefixes are reused in steps of {step:,} tokens: a shorter prompt never hits and still holds a whole block"
+        return f"prefixes are reused in steps of {step:,} tokens: shorter prompts never hit, and hold a whole block"
     return ""

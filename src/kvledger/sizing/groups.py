@@ -44,7 +44,7 @@ class GroupLayout:
         return max(len(group.layer_names) for group in self.groups) if self.groups else 0
 
     def bytes_per_block(self, stage: Specs | None = None) -> int:
-        """Bytes of one block: what the largest group needs, on the worker that holds the layers of `stage` (None: all)."""
+        """Bytes of one block: what the largest group needs on the worker with the layers of `stage` (None: all)."""
         return max((group_bytes(group, stage) for group in self.groups), default=0)
 
     def padding_layers(self) -> int:
@@ -140,8 +140,8 @@ def promote_local(specs: Specs) -> dict[str, KVCacheSpec]:
         kinds = ", ".join(sorted({type(spec).__name__ for spec in promoted.values()}))
         raise RefusedError(
             NO_PROMOTION,
-            f"Failed to promote local KV cache specs to one unified type. The hybrid KV cache manager is off and the model "
-            f"has {kinds}; leave --disable-hybrid-kv-cache-manager (or the KV connector that implies it) out",
+            f"Failed to promote local KV cache specs to one unified type. The hybrid KV cache manager is off and the "
+            f"model has {kinds}; leave --disable-hybrid-kv-cache-manager (or the KV connector that implies it) out",
         )
     return promoted
 
@@ -161,7 +161,7 @@ def promoted_spec(spec: KVCacheSpec) -> KVCacheSpec:
 
 
 def equal_pages(specs: Specs) -> dict[str, KVCacheSpec]:
-    """The same layers with pages of equal bytes: blocks grow where the size divides the largest, else pages are padded."""
+    """The same layers with pages of equal bytes: blocks grow where that works out, else pages are padded."""
     largest = max(spec.page_size_bytes for spec in specs.values())
     return {name: with_page(name, spec, largest) for name, spec in specs.items()}
 
@@ -242,7 +242,7 @@ def is_balanced(by_page: Sequence[Sequence[str]]) -> bool:
 
 
 def packed_repeats(buckets: Sequence[Specs]) -> int:
-    """Repeats of a pattern in one group: the size that pads least, not under the largest pattern that must stay whole."""
+    """Repeats of a pattern in one group: what pads least, not under the largest pattern that stays whole."""
     balanced = [by_page for bucket in buckets if is_balanced(by_page := layers_by_page(bucket))]
     floor = max((len(by_page[0]) for by_page in balanced if len(by_page) > 1), default=0)
     if not floor:

@@ -1,7 +1,8 @@
 """Groups that waste less than vLLM's rule: every group size is tried, and the one that reserves least is taken.
 
-A block is one page for each layer of a group, so padding layers cost memory in every block of their group. How much that
-is depends on how many blocks the group holds: padding in a windowed or recurrent group costs little, in a full one a lot.
+A block is one page for each layer of a group, so padding layers cost memory in every block of their group. How much
+that is depends on how many blocks the group holds: padding in a windowed or recurrent group costs little, in a full
+one a lot.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from kvledger.sizing.pool import RequestLimits, blocks_per_request
 from kvledger.spec import KVCacheSpec
 
 # More groups mean more block tables to keep; a gain under this share is not worth them.
-WORTH_MORE_GROUPS = 0.005
+WORTH_MORE_GROUPS = 0.01
 
 
 @dataclass(frozen=True)

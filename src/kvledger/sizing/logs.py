@@ -1,8 +1,9 @@
 """A vLLM start-up log -> the numbers that it prints, and a check of each against a plan.
 
-Numbers are rounded in the log (memory to 0.01 GiB), so a plan agrees when it lies in the range that the rounding allows.
+Numbers are rounded in the log (memory to 0.01 GiB), so a plan agrees when it lies in the range that this allows.
 """
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -138,7 +139,7 @@ HALF_CONCURRENCY = 0.005
 
 
 def check_log(request: PlanRequest, facts: LogFacts) -> list[LogCheck]:
-    """Every number of the log that a plan gives, with its range. Empty without the memory or the blocks to plan from."""
+    """Every number of the log that a plan gives, with its range. Empty without anything to plan from."""
     plans = bounding_plans(request, facts)
     if plans is None:
         return []
@@ -166,16 +167,36 @@ def check_log(request: PlanRequest, facts: LogFacts) -> list[LogCheck]:
 
 
 def bounding_plans(request: PlanRequest, facts: LogFacts) -> tuple[Plan, Plan] | None:
-    """Plans at both ends of what the printed memory can mean; from the printed blocks where there is no memory."""
+    """Plans at both ends of what the log can mean: by its memory, else by its blocks, else by its token figure."""
     if facts.available_gib is not None:
         bounds = (facts.available_gib - HALF_GIB, facts.available_gib + HALF_GIB)
-        low, high = (replace(request.measured, available_bytes=int(bound * GIB)) for bound in bounds)
+        low, high = ((replace(request.measured[0], available_bytes=int(bound * GIB)),) for bound in bounds)
         return make_plan(replace(request, measured=low)), make_plan(replace(request, measured=high))
-    if facts.num_gpu_blocks is None:
+    if facts.num_gpu_blocks is not None:
+        plan = plan_of_blocks(request, facts.num_gpu_blocks)
+        return plan, plan
+    if facts.kv_cache_tokens is None:
         return None
-    options = replace(request.options, num_gpu_blocks_override=facts.num_gpu_blocks)
-    plan = make_plan(replace(request, options=options))
-    return plan, plan
+    fewest, most = blocks_of_tokens(plan_of_blocks(request, 2), facts)
+    if fewest < 2 or most < fewest:
+        return None
+    return plan_of_blocks(request, fewest), plan_of_blocks(request, most)
+
+
+def plan_of_blocks(request: PlanRequest, num_blocks: int) -> Plan:
+    return make_plan(replace(request, options=replace(request.options, num_gpu_blocks_override=num_blocks)))
+
+
+def blocks_of_tokens(plan: Plan, facts: LogFacts) -> tuple[int, int]:
+    """The fewest and the most blocks that print this token figure."""
+    tokens = facts.kv_cache_tokens or 0
+    sizes = [group.spec.block_size for group in plan.layout.groups]
+    groups, smallest = max(len(sizes), 1), min(sizes, default=1)
+    if tokens_by_concurrency(facts.version) is not True and tokens % smallest == 0:
+        fewest = tokens // smallest * groups
+        return fewest, fewest + groups - 1
+    per_token = plan.blocks_per_request / plan.max_model_len
+    return math.ceil(tokens * per_token), math.ceil((tokens + 1) * per_token) - 1
 
 
 def tokens_check(low: Plan, high: Plan, facts: LogFacts) -> LogCheck:

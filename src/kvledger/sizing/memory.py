@@ -1,8 +1,8 @@
 """Where a card's bytes go: each term with its value, where it came from, and a range when it is an estimate.
 
-available = utilization * the card's bytes - weights - activation peak - CUDA graphs - other. The estimates are fitted to
-start-up logs of vLLM 0.17 to 0.19 on H100 (44 logs with every term): see the constants below. vLLM takes its own estimate of
-the CUDA graphs off the cache since 0.21; before, the graphs came on top.
+available = utilization * the card's bytes - weights - activation peak - CUDA graphs - other. The estimates are fitted
+to public start-up logs of vLLM 0.17 to 0.19 on H100 that print every term: see the constants below. vLLM takes its own
+estimate of the CUDA graphs off the cache since 0.21; before, the graphs came on top.
 """
 
 from dataclasses import dataclass

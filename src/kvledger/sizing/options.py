@@ -14,6 +14,7 @@ class EngineOptions:
     """Engine options; None means vLLM's default. `entry_point`: `vllm serve` or the LLM class, whose defaults differ.
 
     `max_model_len` -1: the longest that fits. `kv_cache_memory_bytes`: the KV cache of each GPU, instead of a share.
+    `pipeline_layers`: decoder layers of each stage (vLLM's VLLM_PP_LAYER_PARTITION); () for an even partition.
     """
 
     max_model_len: int | None = None
@@ -36,9 +37,11 @@ class EngineOptions:
     enforce_eager: bool = False
     mamba_ssm_cache_dtype: str = "auto"
     entry_point: str = "server"
+    pipeline_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_numbers()
+        self.check_partition()
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             fix = "use one of " + ", ".join(KV_CACHE_DTYPES)
             raise wrong_value("--kv-cache-dtype", self.kv_cache_dtype, "not a KV cache type that is modelled", fix)
@@ -73,6 +76,12 @@ class EngineOptions:
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             problem = "block 0 is the null block, so nothing would be left"
             raise wrong_value("--num-gpu-blocks-override", self.num_gpu_blocks_override, problem, "give at least 2")
+
+    def check_partition(self) -> None:
+        layers, stages = self.pipeline_layers, self.pipeline_parallel_size
+        if layers and (len(layers) != stages or min(layers) < 1):
+            fix = f"give {stages} positive numbers, one for each stage"
+            raise wrong_value("--pp-layer-partition", layers, f"{stages} pipeline stages", fix)
 
     @property
     def world_size(self) -> int:

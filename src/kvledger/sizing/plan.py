@@ -26,13 +26,13 @@ from kvledger.units import dtype_bytes
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan. `gpus`: the card of each pipeline stage, one for all where it has one entry."""
+    """What to plan. `gpus` and `measured`: for each pipeline stage, or one for all."""
 
     facts: ModelFacts
     options: EngineOptions
     gpus: tuple[Gpu, ...]
     rules: VersionRules
-    measured: MeasuredMemory = NOTHING_MEASURED
+    measured: tuple[MeasuredMemory, ...] = (NOTHING_MEASURED,)
     group_size: int = 0
 
     @property
@@ -42,6 +42,15 @@ class PlanRequest:
 
     def gpu_of_stage(self, stage: int) -> Gpu:
         return self.gpus[stage] if len(self.gpus) > 1 else self.gpus[0]
+
+    def measured_of_stage(self, stage: int) -> MeasuredMemory:
+        return self.measured[stage] if len(self.measured) > 1 else self.measured[0]
+
+    @property
+    def has_given_memory(self) -> bool:
+        """The KV cache's memory is given, so the card's does not decide it."""
+        given = any(measured.available_bytes is not None for measured in self.measured)
+        return given or self.options.kv_cache_memory_bytes is not None
 
 
 @dataclass(frozen=True)
@@ -121,14 +130,14 @@ def make_plan(request: PlanRequest) -> Plan:
         packed=facts.is_compressed,
         group_size=request.group_size,
     )
-    stages = pipeline_stages(facts.num_layers, options.pipeline_parallel_size)
+    stages = pipeline_stages(facts.num_layers, options.pipeline_parallel_size, options.pipeline_layers)
     element = dtype_bytes(settings.dtype)
     weights = rank_weight_bytes(facts.config, facts.layers, element, weight_ranks(options), stages)
     budgets, workers = [], []
     for stage, layers in enumerate(stages):
         load = StageLoad(weights[stage], len(layers))
-        gpu = request.gpu_of_stage(stage)
-        budget = memory_budget(facts.config, options, settings, gpu, load, request.measured)
+        measured = request.measured_of_stage(stage)
+        budget = memory_budget(facts.config, options, settings, request.gpu_of_stage(stage), load, measured)
         on_stage = {layer.name: specs[layer.name] for layer in facts.layers if layer.index in layers}
         budgets.append(budget)
         available = budget.available_bytes
@@ -168,9 +177,9 @@ def estimate_max_len(plan: Plan, longest: int) -> int:
 
 def no_memory_message(plan: Plan, worker: WorkerPool) -> str:
     return (
-        f"No available memory for the cache blocks: {worker.available_bytes / GIB:,.2f} GiB are left{on_stage(plan, worker)} "
-        "after weights and activations. Raise gpu_memory_utilization, lower max_num_batched_tokens, or use more or larger "
-        "GPUs."
+        f"No available memory for the cache blocks: {worker.available_bytes / GIB:,.2f} GiB are left"
+        f"{on_stage(plan, worker)} after weights and activations. Raise gpu_memory_utilization, lower "
+        "max_num_batched_tokens, or use more or larger GPUs."
     )
 
 

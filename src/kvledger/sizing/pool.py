@@ -5,7 +5,9 @@ num_blocks counts the null block, which no request gets; the check that one requ
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
+from kvledger.errors import wrong_value
 from kvledger.sizing.groups import GroupLayout, Specs
 from kvledger.spec import KVCacheGroupSpec
 from kvledger.units import cdiv
@@ -77,12 +79,18 @@ def worker_pool(
     return WorkerPool(stage, len(specs), per_block, available_bytes, max(available_bytes, 0) // per_block)
 
 
-def pipeline_stages(num_layers: int, stages: int) -> list[range]:
-    """Decoder layers of each stage: even, the rest to the stages before the last, from the back."""
-    sizes = [num_layers // stages] * stages
-    for extra in range(num_layers % stages):
+def pipeline_stages(num_layers: int, stages: int, partition: tuple[int, ...] = ()) -> list[range]:
+    """Decoder layers of each stage: as given, else even, with the rest to the stages before the last, from the back."""
+    if partition and sum(partition) != num_layers:
+        problem = f"{sum(partition)} layers in all and the model has {num_layers}"
+        raise wrong_value("--pp-layer-partition", partition, problem, "give parts that add up to the model's layers")
+    if stages > num_layers:
+        problem = f"the model has {num_layers} decoder layers"
+        raise wrong_value("--pipeline-parallel-size", stages, problem, "use at most one stage for each layer")
+    sizes = list(partition) or [num_layers // stages] * stages
+    for extra in range(0 if partition else num_layers % stages):
         sizes[-2 - extra if stages > 1 else -1] += 1
     bounds = [0]
     for size in sizes:
         bounds.append(bounds[-1] + size)
-    return [range(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [range(start, end) for start, end in pairwise(bounds)]

@@ -10,12 +10,12 @@ from rich.text import Text
 from kvledger.sizing.explain import explain
 from kvledger.sizing.gpus import GIB, MIB
 from kvledger.sizing.granularity import reuse_step
-from kvledger.sizing.layout import LayoutChoice, LayoutComparison
+from kvledger.sizing.layout import WORTH_MORE_GROUPS, LayoutChoice, LayoutComparison
 from kvledger.sizing.logs import LogCheck
 from kvledger.sizing.memory import MemoryBudget
 from kvledger.sizing.plan import Plan
 from kvledger.sizing.pool import blocks_of_group
-from kvledger.sizing.refusal import Refusal
+from kvledger.sizing.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
 from kvledger.sizing.request import RequestHolding
 from kvledger.sizing.view import PlanView, block_range, group_words
 
@@ -183,6 +183,9 @@ def capacity_lines(plan: Plan) -> Iterator[RenderableType]:
     text.append(f"{plan.num_blocks:,} blocks of {size_words(plan.bytes_per_block)}")
     if low != high:
         text.append(f", {low:,} to {high:,} over the range of the estimates")
+        needed = plan.blocks_per_request + 1
+        if low < needed <= high:
+            text.append("; whether one request fits depends on the estimates: measure them", style="yellow")
     if plan.request.options.data_parallel_size > 1:
         text.append(f", in each of {plan.request.options.data_parallel_size} replicas")
     step = reuse_step(plan)
@@ -194,10 +197,11 @@ def capacity_lines(plan: Plan) -> Iterator[RenderableType]:
 def holding_lines(view: PlanView) -> Text:
     holding = view.holding
     assert isinstance(holding, RequestHolding)
+    fixed = f"{size_words(holding.fixed_bytes)} fixed, " if holding.fixed_bytes else ""
     return Text(
-        f"A request of {holding.tokens:,} tokens holds {holding.blocks:,} blocks at its end: {size_words(holding.bytes)}, "
-        f"{holding.share_of_pool:.2%} of the pool, {holding.at_a_time:,} at a time\n"
-        f"  = {size_words(holding.fixed_bytes)} fixed + {size_words(int(holding.bytes_per_token))} for each token"
+        f"A request of {holding.tokens:,} tokens holds {holding.blocks:,} blocks at its end: "
+        f"{size_words(holding.bytes)}, {holding.share_of_pool:.2%} of the pool; {holding.at_a_time:,} fit at a time\n"
+        f"  ({fixed}{size_words(int(holding.bytes_per_token))} for each token, in whole blocks)"
     )
 
 
@@ -219,7 +223,7 @@ def layout_table(comparison: LayoutComparison) -> RenderableType:
     verdict = (
         f"the best layout fits {comparison.extra_requests:.2%} more requests"
         if comparison.extra_requests > 0
-        else "vLLM's layout is within 0.5 % of the best"
+        else f"vLLM's layout is within {WORTH_MORE_GROUPS:.0%} of the best"
     )
     return Group(Padding(table, (1, 0, 0, 0)), Text(verdict))
 
@@ -255,7 +259,8 @@ def steps_table(plan: Plan) -> RenderableType:
 
 def refusal_text(refusal: Refusal) -> Text:
     text = Text("\n")
-    text.append("does not fit: " if refusal.ways_out else "refused: ", style="bold red")
+    too_little = refusal.kind in (NO_MEMORY, DOES_NOT_FIT)
+    text.append("does not fit: " if too_little else "refused: ", style="bold red")
     text.append(refusal.message)
     for way in refusal.ways_out:
         text.append("\n  - " + way, style="green")

@@ -8,8 +8,8 @@ from kvledger.sizing.pool import blocks_of_group, blocks_per_request
 
 @dataclass(frozen=True)
 class RequestHolding:
-    """One request at its end, in whole blocks. `fixed_bytes`: windows, states and encoder tokens, which do not grow with
-    every token; each further token of a long request adds `bytes_per_token`.
+    """One request at its end, in whole blocks. `fixed_bytes`: windows, states and encoder tokens, which do not grow
+    with every token; each further token of a long request adds `bytes_per_token`.
     """
 
     tokens: int

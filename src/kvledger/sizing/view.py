@@ -42,6 +42,8 @@ class PlanView:
         notes = [*self.plan.facts.config.notes, *self.remarks]
         if not self.plan.request.gpu.sourced and self.plan.budgets[0].decides:
             notes.append(f"some figures of {self.plan.request.gpu.name} in the table of cards have no checked source")
+        if self.plan.request.options.disable_hybrid_kv_cache_manager:
+            notes.append("hybrid KV cache manager off: windowed and chunked layers are charged like full ones")
         padding = padding_note(self.plan)
         step = reuse_step(self.plan)
         return [*notes, *([padding] if padding else []), *([step.warning] if step and step.warning else [])]
@@ -69,7 +71,8 @@ def padding_note(plan: Plan) -> str:
     if not layers:
         return ""
     size = plan.layout.group_size
-    return f"{layers} padding layers: groups of {size} do not divide the layers; --layout best shows what that costs"
+    word = "layer" if layers == 1 else "layers"
+    return f"{layers} padding {word}: groups of {size} do not divide the layers; --layout best shows what that costs"
 
 
 def term_object(term: Term) -> dict[str, JSONValue]:
@@ -144,6 +147,8 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
         "attention_backend": settings.backend.name,
         "groups": [group_object(plan, group) for group in plan.layout.groups],
         "padding_layers": plan.layout.padding_layers(),
+        "hybrid_kv_cache_manager": not options.disable_hybrid_kv_cache_manager,
+        "kv_cache_memory_bytes": min(worker.available_bytes for worker in plan.workers),
         "memory": [memory_object(view, stage) for stage in range(len(plan.budgets))],
         "fits": plan.error is None,
         "notes": list(view.notes),

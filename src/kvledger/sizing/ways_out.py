@@ -64,7 +64,7 @@ def cache_type_way(request: PlanRequest) -> list[str]:
 
 def share_way(request: PlanRequest) -> list[str]:
     """The smallest share of the card that is enough, in steps of one percent."""
-    if request.options.kv_cache_memory_bytes is not None or request.measured.available_bytes is not None:
+    if request.has_given_memory:
         return []
     share = round(request.options.gpu_memory_utilization + 0.01, 2)
     while share <= HIGHEST_SHARE:
@@ -99,21 +99,28 @@ def parallel_way(request: PlanRequest) -> list[str]:
 
 
 def pipeline_way(request: PlanRequest) -> list[str]:
+    """More stages, where all have the same card."""
+    if len(request.gpus) > 1 or len(request.measured) > 1:
+        return []
     for size in PARALLEL_SIZES:
-        if size > request.options.pipeline_parallel_size and len(request.gpus) == 1:
-            if fits(changed(request, replace(request.options, pipeline_parallel_size=size))):
-                return [f"pp {size} fits: --pipeline-parallel-size {size}"]
+        larger = replace(request.options, pipeline_parallel_size=size, pipeline_layers=())
+        if size > request.options.pipeline_parallel_size and fits(changed(request, larger)):
+            return [f"pp {size} fits: --pipeline-parallel-size {size}"]
     return []
 
 
 def card_way(request: PlanRequest) -> list[str]:
     """The smallest card of the same maker that is enough alone, where memory is not given."""
-    if request.options.kv_cache_memory_bytes is not None or request.measured.available_bytes is not None:
+    if request.has_given_memory:
         return []
     if len(request.gpus) > 1:
         return []
     maker = request.gpu.name.split()[0]
-    larger = [card for card in gpus() if card.total_bytes > request.gpu.total_bytes and card.name.startswith(maker)]
+    larger = [
+        card
+        for card in gpus()
+        if card.sourced and card.total_bytes > request.gpu.total_bytes and card.name.startswith(maker)
+    ]
     for card in sorted(larger, key=lambda card: card.total_bytes):
         if fits(replace(request, gpus=(card,))):
             return [f'{card.name} fits: --gpu "{card.name}"']
@@ -144,11 +151,13 @@ def starts(request: PlanRequest) -> bool:
 
 
 def backend_ways(request: PlanRequest) -> tuple[str, ...]:
-    ways = []
-    options: EngineOptions = request.options
+    options = request.options
+    dtypes = [dtype for dtype in ("bfloat16", "fp8") if dtype != options.kv_cache_dtype]
+    ways = [
+        f"{dtype} KV: --kv-cache-dtype {dtype}"
+        for dtype in dtypes
+        if starts(changed(request, replace(options, kv_cache_dtype=dtype)))
+    ]
     if options.block_size is not None and starts(changed(request, replace(request.options, block_size=None))):
-        ways.append("the kernels' own block size: leave --block-size out")
-    for dtype in ("bfloat16", "fp8"):
-        if dtype != options.kv_cache_dtype and starts(changed(request, replace(request.options, kv_cache_dtype=dtype))):
-            ways.append(f"{dtype} KV: --kv-cache-dtype {dtype}")
+        ways.insert(0, "the kernels' own block size: leave --block-size out")
     return tuple(ways)
