@@ -1,6 +1,7 @@
 """`kvledger plan`: what fits, exactly, before launch."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from kvledger.errors import wrong_value
 
 if TYPE_CHECKING:
     # What plans is imported when a plan is asked for, so that --help stays quick.
+    from rich.console import Console
+
     from kvledger.sizing.ask import Asked
     from kvledger.sizing.logs import LogCheck
     from kvledger.sizing.plan import Plan
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 PASTED = "kvledger.pasted"
+# Columns of the output where it goes to a file or a pipe.
+PIPE_WIDTH = 120
 
 HELP = """What fits before launch: KV blocks, tokens, full-length requests, and why.
 
@@ -231,9 +236,18 @@ def explain_log(asked: "Asked", path: str, show: Show) -> int:
     return code or int(not all(check.agrees for check in checks))
 
 
-def print_answer(result: "Plan | Refusal", asked: "Asked", show: Show, checks: "tuple[LogCheck, ...]") -> int:
+def console() -> "Console":
+    """The terminal, or plain lines of a fixed width where there is none."""
     from rich.console import Console
 
+    return Console(highlight=False, width=None if sys.stdout.isatty() else max(PIPE_WIDTH, terminal_width()))
+
+
+def terminal_width() -> int:
+    return int(os.environ.get("COLUMNS") or 0) if (os.environ.get("COLUMNS") or "0").isdigit() else 0
+
+
+def print_answer(result: "Plan | Refusal", asked: "Asked", show: Show, checks: "tuple[LogCheck, ...]") -> int:
     from kvledger.sizing.layout import compare_plan_layouts
     from kvledger.sizing.refusal import Refusal
     from kvledger.sizing.report import plan_report, refusal_text
@@ -243,21 +257,19 @@ def print_answer(result: "Plan | Refusal", asked: "Asked", show: Show, checks: "
         if show.as_json:
             print(json.dumps({"model": asked.model, "fits": False, "error": error_object(result)}))
         else:
-            Console(highlight=False).print(refusal_text(result))
+            console().print(refusal_text(result))
         return 1
     layouts = compare_plan_layouts(result) if show.layouts else None
     view = PlanView(result, holding_of(result, show.prompt, show.output), layouts, checks, asked.remarks)
     if show.as_json:
         print(json.dumps(plan_object(view)))
     else:
-        Console(highlight=False).print(plan_report(view, with_steps=show.steps))
+        console().print(plan_report(view, with_steps=show.steps))
     return int(result.error is not None)
 
 
 def print_sweep(asked: "Asked", text: str, show: Show) -> int:
     """Prints a line for each value; returns 0 when one fits."""
-    from rich.console import Console
-
     from kvledger.sizing.ask import parse_sweep, run_sweep
     from kvledger.sizing.report import sweep_table
     from kvledger.sizing.view import sweep_object
@@ -267,5 +279,5 @@ def print_sweep(asked: "Asked", text: str, show: Show) -> int:
     if show.as_json:
         print(json.dumps([sweep_object(sweep.key, value, result) for value, result in rows]))
     else:
-        Console(highlight=False).print(sweep_table(sweep.key, rows))
+        console().print(sweep_table(sweep.key, rows))
     return int(not any(getattr(result, "error", result) is None for _, result in rows))

@@ -176,7 +176,7 @@ def with_page(name: str, spec: KVCacheSpec, page_bytes: int) -> KVCacheSpec:
     if isinstance(spec, AttentionSpec):
         return replace(spec, page_size_padded=page_bytes)
     raise ConfigError(
-        f"{name}: a page of {spec.page_size_bytes:,} bytes does not divide the largest of {page_bytes:,} and latent rows "
+        f"{name}: a page of {spec.page_size_bytes:,} bytes does not divide the largest of {page_bytes:,}, and latents "
         "cannot be padded; use another --block-size or --kv-cache-dtype"
     )
 
