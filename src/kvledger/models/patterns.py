@@ -132,7 +132,7 @@ def attention_kinds(config: ModelConfig) -> list[str]:
     elif period.field and isinstance(config.raw(period.field), str):
         return repeated_letters(config, period.field, count)
     else:
-        config.note(f"layer_types is not in the config: every {every}th layer is full, as {config.model_type} has it")
+        config.note(f"layer_types is not in the config: one full layer in every {every}, as {config.model_type} has it")
     if period.other == SLIDING and not window_of(config):
         return [FULL] * count
     return period_kinds(count, period, max(every, 1))
