@@ -1,7 +1,7 @@
 """A model's config.json: the language model's fields, wherever they are nested, and what had to be assumed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.defaults import CLASS_DEFAULTS
@@ -23,12 +23,16 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "num_attention_groups",
         "num_query_groups",
     ),
-    "head_dim": ("attention_head_dim", "head_dim", "hidden_size_per_head"),
+    "head_dim": ("attention_head_dim", "head_dim", "hidden_size_per_head", "kv_channels"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
     "num_experts": ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"),
+    "first_k_dense_replace": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
     "dtype": ("dtype", "torch_dtype"),
 }
+# Fields that may be lists with one value for each layer.
+PER_LAYER_LISTS = ("num_key_value_heads", "num_key_value_heads_per_layer", "num_kv_heads")
 
 
 @dataclass
@@ -73,14 +77,35 @@ class ModelConfig:
             self.note(f"{name}={default} is not in the config: taken from the {self.model_type} class default")
         return default
 
+    def for_layer(self, index: int) -> "ModelConfig":
+        """The config as one decoder layer sees it. Notes of both go to the same list.
+
+        per_layer_config overrides fields for single layers, under layer numbers with leading zeros or not; heads may
+        also be lists with one number for each layer.
+        """
+        own: dict[str, object] = {}
+        for name in PER_LAYER_LISTS:
+            listed = self.items(name)
+            if index < len(listed):
+                own[name.removesuffix("_per_layer")] = listed[index]
+        for key, fields in self.section("per_layer_config").items():
+            if key.isdecimal() and int(key) == index and isinstance(fields, Mapping):
+                own.update(fields)
+        return replace(self, text={**self.text, **own}) if own else self
+
     def has(self, name: str) -> bool:
         return any(
             where.get(alias) is not None for where in (self.text, self.root) for alias in ALIASES.get(name, (name,))
         )
 
     def number(self, name: str, default: int | None = None) -> int | None:
-        """An integer field, or the default where it is missing. ConfigError when it is something else."""
+        """An integer field, or the default where it is missing. ConfigError when it is something else.
+
+        A list with one value for every layer counts as that value while the layers agree.
+        """
         value = self.raw(name)
+        if isinstance(value, list) and len(set(map(str, value))) == 1:
+            value = value[0]
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):

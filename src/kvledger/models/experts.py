@@ -3,14 +3,17 @@
 from collections.abc import Iterator, Mapping
 
 from kvledger.models.config import ModelConfig, integer
-from kvledger.models.patterns import NOTHING, attention_kinds
+from kvledger.models.patterns import NOTHING, attention_kinds, has_two_blocks
 from kvledger.models.shards import WHOLE, Weight, linear
+from kvledger.units import round_up
 
 # Families whose feed-forward part has two matrices instead of three (no gate).
 UNGATED = (
     "gpt2", "opt", "whisper", "falcon", "bloom", "mpt", "gpt_neox", "gptj", "starcoder2", "gpt_bigcode", "phi",
     "nemotron", "nemotron_h",
 )  # fmt: skip
+# Activations that stand alone: a layer with one of them has no gate, whatever its family.
+UNGATED_ACTIVATIONS = ("relu2", "xielu")
 
 
 def feed_forward(config: ModelConfig, index: int) -> Iterator[Weight]:
@@ -21,10 +24,12 @@ def feed_forward(config: ModelConfig, index: int) -> Iterator[Weight]:
     if config.items("block_configs"):
         yield from searched_feed_forward(config, index)
         return
-    if config.items("hybrid_layer_ids"):
+    if config.items("hybrid_layer_ids") or config.raw("num_attention_heads") is None:
         return
     if is_sparse_layer(config, index):
         yield from experts(config, index)
+        if has_two_blocks(config):
+            yield from mlp(config, index, "mlps", 2 * config.need("intermediate_size"))
         if not config.flag("enable_moe_block"):
             return
     inter = dense_size(config, index)
@@ -34,10 +39,15 @@ def feed_forward(config: ModelConfig, index: int) -> Iterator[Weight]:
 
 def mlp(config: ModelConfig, index: int, name: str, inter: int, parts: int = 0) -> Iterator[Weight]:
     hidden = config.need("hidden_size")
-    up = 1 if config.model_type in UNGATED else 2
+    up = 2 if is_gated(config) else 1
     kwargs = (parts,) if parts else ()
     yield linear(index, f"{name}.gate_up_proj" if up == 2 else f"{name}.up_proj", up * hidden * inter, *kwargs)
     yield linear(index, f"{name}.down_proj", hidden * inter, *kwargs)
+
+
+def is_gated(config: ModelConfig) -> bool:
+    """Whether feed-forward parts multiply by a gate, which is a third matrix."""
+    return config.model_type not in UNGATED and config.string("hidden_act") not in UNGATED_ACTIVATIONS
 
 
 def dense_size(config: ModelConfig, index: int) -> int:
@@ -56,10 +66,19 @@ def dense_size(config: ModelConfig, index: int) -> int:
         given = config.number(name)
         if given:
             return given
+    if config.flag("block_auto_adjust_ff_dim"):
+        return adjusted_size(config)
     given = config.number("intermediate_size")
     if given is not None:
         return given
     return 4 * config.need("hidden_size") if not config.has("num_experts") and not config.has("state_size") else 0
+
+
+def adjusted_size(config: ModelConfig) -> int:
+    """LFM2's width: two thirds of the stated one, times a factor, rounded up to a multiple."""
+    stated = config.number("block_ff_dim") or config.need("intermediate_size")
+    width = int(config.fraction("block_ffn_dim_multiplier", 1.0) * (2 * stated // 3))
+    return round_up(width, config.number("block_multiple_of", 256) or 256)
 
 
 def num_experts(config: ModelConfig) -> int:
@@ -96,7 +115,7 @@ def experts(config: ModelConfig, index: int) -> Iterator[Weight]:
     count = num_experts(config)
     # Experts may work on a narrower hidden state than the rest of the model.
     width = config.number("routed_expert_hidden_size") or config.number("moe_latent_size") or hidden
-    matrices = 2 if config.model_type in UNGATED else 3
+    matrices = 3 if is_gated(config) else 2
     # Beside a dense part (Gemma 4), experts are a module of their own.
     name = "experts" if config.flag("enable_moe_block") else "mlp.experts"
     yield Weight(f"layers.{index}.{name}", count * matrices * width * inter, index, linear=True, expert=True)
@@ -114,10 +133,10 @@ def shared_size(config: ModelConfig, inter: int) -> int:
         given = config.number(name)
         if given:
             return given
-    count = config.number("n_shared_experts") or config.number("num_shared_experts") or 0
+    count = config.number("num_shared_experts") or 0
     if count:
         return count * (config.number("moe_shared_expert_size") or config.number("shared_intermediate_size") or inter)
-    if config.model_type == "llama4_text":
+    if config.model_type in ("llama4_text", "hunyuan_v1_moe"):
         return config.need("intermediate_size")
     return config.number("shared_intermediate_size", 0) or 0
 

@@ -24,7 +24,17 @@ from kvledger.models.layers import (
     ShortConvState,
     StateCache,
 )
-from kvledger.models.patterns import CHUNKED, FULL, NOTHING, SLIDING, STATE, attention_kinds, chunk_of, window_of
+from kvledger.models.patterns import (
+    CHUNKED,
+    FULL,
+    NOTHING,
+    SLIDING,
+    STATE,
+    attention_kinds,
+    chunk_of,
+    has_two_blocks,
+    window_of,
+)
 
 # Families that have kv_lora_rank but cache expanded keys and values, not the latent vector.
 EXPANDED_LATENTS = ("minicpm3",)
@@ -41,7 +51,7 @@ def decoder(config: ModelConfig) -> list[Layer]:
         return hybrid(config)
     shared = config.number(SHARED_TAIL, 0) or 0
     own = [(index, kind) for index, kind in enumerate(kinds[: len(kinds) - shared]) if kind != NOTHING]
-    return [Layer(index, "self_attn", attention(config, kind)) for index, kind in own]
+    return [Layer(index, "self_attn", attention(config.for_layer(index), kind)) for index, kind in own]
 
 
 def attention(config: ModelConfig, kind: str) -> AttentionCache:
@@ -78,8 +88,7 @@ def latent(config: ModelConfig) -> list[Layer]:
         if config.has("index_topk") and has_indexer(config, index):
             layers.append(Layer(index, "indexer", index_keys(config)))
         layers.append(Layer(index, "self_attn", LatentCache(size)))
-    if config.model_type == "longcat_flash":
-        # Each decoder layer has two attention blocks.
+    if has_two_blocks(config):
         layers = [Layer(layer.index, f"self_attn.{part}", layer.cache) for layer in layers for part in (0, 1)]
     return layers
 

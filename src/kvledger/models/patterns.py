@@ -61,6 +61,7 @@ PERIODS: dict[str, Period] = {
     "cohere2": Period(4, "sliding_window_pattern"),
     "exaone4": Period(4, "sliding_window_pattern", last_is_full=True),
     "exaone_moe": Period(4, "sliding_window_pattern", last_is_full=True),
+    "cohere2_moe": Period(4, "sliding_window_pattern"),
     "olmo3": Period(4),
     "gpt_oss": Period(2),
     "afmoe": Period(4, "global_attn_every_n_layers"),
@@ -75,6 +76,9 @@ PERIODS: dict[str, Period] = {
     "qwen3_5_moe_text": Period(4, "full_attention_interval", other=STATE),
     "olmo_hybrid": Period(4, other=STATE),
 }
+
+# Families whose window counts only for the layers that layer_types lists as windowed.
+LISTED_WINDOWS = ("laguna",)
 
 # Families whose window covers the stated number of tokens and the current one as well.
 WINDOW_EXTRA = {"cohere2": 1, "cohere2_moe": 1}
@@ -125,7 +129,8 @@ def attention_kinds(config: ModelConfig) -> list[str]:
         return explicit
     period = PERIODS.get(config.model_type)
     if period is None:
-        return [SLIDING if window_of(config) else FULL] * count
+        everywhere = window_of(config) and config.model_type not in LISTED_WINDOWS
+        return [SLIDING if everywhere else FULL] * count
     every = period.every
     if period.field and isinstance(config.raw(period.field), int):
         every = config.need(period.field)
@@ -157,7 +162,7 @@ def explicit_kinds(config: ModelConfig, count: int) -> list[str] | None:
         ("no_rope_layers", CHUNKED, FULL),
     ):
         flags = config.integers(field)
-        if flags:
+        if flags and (marked != CHUNKED or config.raw("attention_chunk_size")):
             return [marked if flag else other for flag in flags]
     for field in ("attn_layer_indices", "full_attn_idxs", "full_attention_layers"):
         indices = config.integers(field)
@@ -171,6 +176,11 @@ def explicit_kinds(config: ModelConfig, count: int) -> list[str] | None:
     if group:
         return [FULL if (index + 1) % group == 0 else STATE for index in range(count)]
     return None
+
+
+def has_two_blocks(config: ModelConfig) -> bool:
+    """Whether a decoder layer holds two attention blocks and two dense parts around its experts (LongCat)."""
+    return config.has("expert_ffn_hidden_size") and config.has("ffn_hidden_size")
 
 
 def window_of(config: ModelConfig) -> int:

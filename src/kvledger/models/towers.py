@@ -4,7 +4,7 @@ A tower is a stack of transformer layers whose sizes its own config gives under 
 it to the language model is counted for the families that are known. A tower without sizes is noted, not guessed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kvledger.models.config import JSON, ModelConfig, integer
 from kvledger.models.shards import ANY, FIRST_STAGE, WHOLE, Weight
@@ -24,7 +24,11 @@ COUNTED_TOWERS: dict[str, int] = {
     "gemma3n_audio": 681_000_000,
 }
 # Towers with a gate in their feed-forward part.
-GATED = ("qwen2_5_vl", "gemma4_vision")
+GATED = (
+    "qwen2_5_vl", "qwen2_5_omni_vision_encoder", "gemma4_vision", "glm4v_vision", "glm4v_moe_vision", "pixtral",
+)  # fmt: skip
+# Towers whose feed-forward parts are as wide as their output, and whose merger is a feed-forward part.
+WIDE_MERGERS = ("glm4v_vision", "glm4v_moe_vision")
 
 
 def first(values: JSON, names: tuple[str, ...]) -> int:
@@ -36,9 +40,10 @@ def tower_weights(config: ModelConfig) -> Iterator[Weight]:
     if config.flag("is_encoder_decoder") and config.has("encoder_layers"):
         yield from stack("encoder", config.root, gated=False)
         return
+    outer = config.root.get("thinker_config", config.root)
     for name in TOWERS:
-        section = config.root.get(name)
-        if isinstance(section, dict):
+        section = outer.get(name) if isinstance(outer, Mapping) else None
+        if isinstance(section, Mapping):
             yield from tower(config, name.removesuffix("_config"), section)
 
 
@@ -51,6 +56,8 @@ def tower(config: ModelConfig, name: str, section: JSON) -> Iterator[Weight]:
     if not first(sizes, DEPTHS) or not first(sizes, WIDTHS):
         config.note(f"{name}_config has no sizes that are understood: its weights are not counted")
         return
+    if kind in WIDE_MERGERS:
+        sizes = {**sizes, "intermediate_size": integer(sizes, "out_hidden_size"), "merger": first(sizes, INNER)}
     yield from stack(name, sizes, gated=kind in GATED or config.outer_type in GATED)
     joined = integer(sizes, "projector") or projector(config, sizes)
     yield Weight(f"{name}.projector", joined, FIRST_STAGE, ANY)
@@ -78,6 +85,8 @@ def projector(config: ModelConfig, sizes: JSON) -> int:
     """What joins the tower to the language model: a merger of patches, or a small MLP."""
     hidden, width = config.need("hidden_size"), first(sizes, WIDTHS)
     merged = integer(sizes, "spatial_merge_size")
+    if integer(sizes, "merger"):
+        return width * merged * merged * hidden + hidden * hidden + 3 * hidden * integer(sizes, "merger")
     kernel = sizes.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel:
         merged = int(kernel[0])
@@ -85,6 +94,9 @@ def projector(config: ModelConfig, sizes: JSON) -> int:
         patches = width * merged * merged
         mergers = 1 + len(listed) if isinstance(listed := sizes.get("deepstack_visual_indexes"), list) else 1
         return mergers * (patches * patches + patches * hidden)
+    ratio = config.root.get("downsample_ratio")
+    if isinstance(ratio, float) and 0 < ratio < 1:
+        return int(width / ratio**2) * hidden + hidden * hidden
     if config.outer_type == "llava":
         return width * hidden + hidden * hidden
     return width * hidden

@@ -37,6 +37,9 @@ TIED_BY_DEFAULT = (
     "bloom", "falcon", "minicpm", "minicpm3", "starcoder2", "granitemoehybrid", "lfm2", "lfm2_moe", "mpt", "phi3small",
 )  # fmt: skip
 
+# Families whose attention output has a gate where the config does not say.
+GATED_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe")
+
 
 @dataclass(frozen=True)
 class WeightBytes:
@@ -96,8 +99,9 @@ def weight_bytes(weight: Weight, scheme: WeightScheme | None, dtype_bytes: int) 
 
 
 def is_tied(config: ModelConfig) -> bool:
-    """Whether the output embedding is the input embedding."""
-    tied = config.flag("tie_word_embeddings")
+    """Whether the output embedding is the input embedding; the outer config of a multimodal model decides."""
+    outer = config.root.get("tie_word_embeddings")
+    tied = outer if isinstance(outer, bool) else config.flag("tie_word_embeddings")
     return config.model_type in TIED_BY_DEFAULT if tied is None else tied
 
 
@@ -180,7 +184,8 @@ def shape_of(config: ModelConfig, layer: Layer, cache: AttentionCache) -> Attent
         count = integer(other, "num_attention_heads", count)
     if cache.window:
         count = config.number("swa_num_attention_heads") or count
-    gated = config.flag("attn_output_gate") is True or config.model_type == "qwen3_next"
+    gated = config.flag("attn_output_gate")
+    gated = config.model_type in GATED_ATTENTION if gated is None else gated
     return AttentionShape(count, cache.num_kv_heads, cache.head_size, cache.head_size_v or cache.head_size, gated)
 
 
