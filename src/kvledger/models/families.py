@@ -367,7 +367,7 @@ def refuse_unknown_caches(config: ModelConfig) -> None:
     for field_name in config.text:
         if any(sign in field_name for sign in UNKNOWN_CACHE_SIGNS):
             raise ConfigError(
-                f"{config.name}: model_type {config.model_type!r} is not a known family, its field {field_name} marks a "
-                "cache of another kind, and no layer_types says which layers have it; give a config with layer_types, "
-                "add the family to kvledger/models/families.py, or plan from its log with --from-log"
+                f"{config.name}: model_type {config.model_type!r} is not a known family, its field {field_name} marks "
+                "a cache of another kind, and no layer_types says which layers have it; give a config with "
+                "layer_types, add the family to kvledger/models/families.py, or plan from its log with --from-log"
             )
