@@ -73,10 +73,6 @@ class ModelFacts:
         return self.config.architecture.endswith(POOLING_SUFFIXES) or self.config.flag("is_causal") is False
 
     @property
-    def is_sparse(self) -> bool:
-        return self.config.has("index_topk") and not self.is_compressed
-
-    @property
     def is_compressed(self) -> bool:
         return bool(self.config.integers("compress_ratios"))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvledger.errors import ConfigError
 from kvledger.models.facts import ModelFacts
+from kvledger.models.layers import LatentCache
 
 # The kernels of hybrid MLA models need blocks in multiples of this.
 HYBRID_MLA_STEP = 128
@@ -66,9 +67,8 @@ def choose_backend(facts: ModelFacts, kv_cache_dtype: str, compute_capability: f
 
 
 def is_latent(facts: ModelFacts) -> bool:
-    return any(type(layer.cache).__name__ == "LatentCache" for layer in facts.layers) and facts.config.has(
-        "kv_lora_rank"
-    )
+    """Whether attention reads latent vectors, by one of the MLA kernels."""
+    return any(isinstance(layer.cache, LatentCache) for layer in facts.layers) and facts.config.has("kv_lora_rank")
 
 
 def latent_backend(kv_cache_dtype: str, compute_capability: float) -> Backend:

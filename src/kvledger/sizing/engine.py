@@ -79,7 +79,8 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
         element_type(cache_dtype, dtype),
         dtype,
         packed_latents=backend.name == "FLASHMLA_SPARSE",
-        max_encoder_tokens=encoder_tokens(facts, batched),
+        # vLLM reserves a whole batch of encoder tokens, not the encoder's own length.
+        max_encoder_tokens=batched,
         cache_mode="align" if caching and facts.is_hybrid else "none",
         state_block_size=length,
         state_dtype=options.mamba_ssm_cache_dtype,
@@ -163,11 +164,6 @@ def batch_sizes(options: EngineOptions, length: int, gpu: Gpu, origins: dict[str
 def concurrent_batches(options: EngineOptions) -> int:
     """Steps in flight: one for each pipeline stage and, with async scheduling, one that is being prepared."""
     return options.pipeline_parallel_size + (1 if options.async_scheduling else 0)
-
-
-def encoder_tokens(facts: ModelFacts, max_num_batched_tokens: int) -> int:
-    """Encoder tokens that one request may need: vLLM reserves a whole batch, not the encoder's own length."""
-    return max_num_batched_tokens
 
 
 def base_block_size(facts: ModelFacts, options: EngineOptions, backend: Backend, origins: dict[str, str]) -> int:

@@ -49,10 +49,6 @@ class Gpu:
     source: str
     sourced: bool
 
-    @property
-    def total_gib(self) -> float:
-        return self.total_bytes / GIB
-
 
 @cache
 def gpus() -> tuple[Gpu, ...]:

@@ -197,11 +197,12 @@ def capacity_lines(plan: Plan) -> Iterator[RenderableType]:
 def holding_lines(view: PlanView) -> Text:
     holding = view.holding
     assert isinstance(holding, RequestHolding)
+    peak = f"; at most {holding.peak_blocks:,} while its prompt is read" if holding.peak_blocks > holding.blocks else ""
     fixed = f"{size_words(holding.fixed_bytes)} fixed, " if holding.fixed_bytes else ""
     return Text(
         f"A request of {holding.tokens:,} tokens holds {holding.blocks:,} blocks at its end: "
         f"{size_words(holding.bytes)}, {holding.share_of_pool:.2%} of the pool; {holding.at_a_time:,} fit at a time\n"
-        f"  ({fixed}{size_words(int(holding.bytes_per_token))} for each token, in whole blocks)"
+        f"  ({fixed}{size_words(int(holding.bytes_per_token))} for each token, in whole blocks{peak})"
     )
 
 

@@ -1,19 +1,24 @@
 """What one request of a given length holds, in blocks and bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvledger.sizing.engine import concurrent_batches
 from kvledger.sizing.plan import Plan, request_limits
 from kvledger.sizing.pool import blocks_of_group, blocks_per_request
 
 
 @dataclass(frozen=True)
 class RequestHolding:
-    """One request at its end, in whole blocks. `fixed_bytes`: windows, states and encoder tokens, which do not grow
-    with every token; each further token of a long request adds `bytes_per_token`.
+    """One request while it decodes its last token, in whole blocks.
+
+    `peak_blocks`: the most that it holds at any time; more than `blocks` where a window still keeps the prompt's tokens
+    that are in flight. `fixed_bytes`: windows, states and encoder tokens, which do not grow with every token; each
+    further token of a long request adds `bytes_per_token`.
     """
 
     tokens: int
     blocks: int
+    peak_blocks: int
     bytes: int
     share_of_pool: float
     at_a_time: int
@@ -21,15 +26,19 @@ class RequestHolding:
     bytes_per_token: float
 
 
-def request_holding(plan: Plan, tokens: int) -> RequestHolding:
-    """What a request of that many tokens, prompt and output together, holds when it ends."""
-    limits = request_limits(plan.request.options, plan.settings, tokens)
+def request_holding(plan: Plan, prompt: int, output: int) -> RequestHolding:
+    """What a request of that many tokens holds when it ends, and at most."""
+    tokens, options = prompt + output, plan.request.options
+    reading = request_limits(options, plan.settings, prompt)
+    # A decoding request has one token in each batch that is in flight.
+    limits = replace(reading, max_model_len=tokens, max_in_flight_tokens=concurrent_batches(options))
     blocks = blocks_per_request(plan.layout, limits)
     fixed = sum(blocks_of_group(group, limits) for group in plan.layout.groups if not group.spec.shards_over_context)
     usable = plan.num_blocks - 1
     return RequestHolding(
         tokens,
         blocks,
+        max(blocks, blocks_per_request(plan.layout, reading)),
         blocks * plan.bytes_per_block,
         blocks / usable if usable > 0 else 0.0,
         usable // blocks if blocks else 0,

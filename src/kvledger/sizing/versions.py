@@ -17,7 +17,6 @@ class VersionRules:
     gdn_checkpoint_step: int
 
 
-DEFAULT_VERSION = "0.33"
 VERSIONS = {
     "0.33": VersionRules("0.33", 64),
     "0.32": VersionRules("0.32", 0),

@@ -208,8 +208,11 @@ def block_range(plan: Plan) -> tuple[int, int]:
 
 
 def holding_of(plan: Plan, prompt: int, output: int) -> RequestHolding | None:
-    """What a typical request holds; None where nothing is kept."""
-    return request_holding(plan, prompt + output) if plan.layout.groups and plan.num_blocks > 1 else None
+    """What a typical request holds, cut to max_model_len where it is longer; None where nothing is kept."""
+    if not plan.layout.groups or plan.num_blocks < 2:
+        return None
+    output = min(output, plan.settings.max_model_len - 1)
+    return request_holding(plan, min(prompt, plan.settings.max_model_len - output), output)
 
 
 def sweep_object(key: str, value: str, result: Plan | Refusal) -> dict[str, JSONValue]:

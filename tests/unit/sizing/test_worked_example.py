@@ -23,8 +23,8 @@ def test_worked_example_to_the_digit() -> None:
 
 
 def test_chat_request_of_the_example() -> None:
-    holding = request_holding(plan(LLAMA_8B, kv_cache_memory_bytes=AVAILABLE), 2500)
-    assert holding.blocks == 157
+    holding = request_holding(plan(LLAMA_8B, kv_cache_memory_bytes=AVAILABLE), 2000, 500)
+    assert (holding.blocks, holding.peak_blocks) == (157, 157)
     assert holding.bytes == 314 * MIB
     assert f"{holding.share_of_pool:.2%}" == "0.56%"
     assert holding.fixed_bytes == 0
@@ -97,3 +97,11 @@ def test_gated_delta_net_by_hand() -> None:
     assert (old.block_size, old.num_blocks, old.blocks_per_request) == (544, 3_212, 482 + 3 * 2)
     assert (new.block_size, new.num_blocks, new.blocks_per_request) == (576, 3_034, 456 + 3 * 3)
     assert new.max_concurrency == pytest.approx(6.5247, abs=5e-5)
+
+
+def test_a_decoding_request_has_left_the_tokens_outside_its_windows() -> None:
+    """A window of 128 needs 9 blocks of 16 and one more where it starts inside a block; the prompt's keep 125."""
+    holding = request_holding(plan("openai/gpt-oss-120b", kv_cache_memory_bytes=AVAILABLE), 2000, 500)
+    assert holding.blocks == 157 + 10
+    assert holding.peak_blocks == 125 + 126
+    assert holding.fixed_bytes == 10 * holding.bytes // holding.blocks
