@@ -10,6 +10,8 @@ JSON = Mapping[str, object]
 
 # Where multimodal configs keep their language model, outermost first.
 NESTS = ("thinker_config", "text_config", "llm_config", "language_config", "language_model_config")
+# Where a language model's config keeps the fields of its blocks (DBRX, MPT).
+PARTS = ("attn_config", "ffn_config")
 # The same field under the names of different families; the first that is present wins.
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"),
@@ -17,6 +19,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"),
     "num_key_value_heads": (
         "n_head_kv",
+        "kv_n_heads",
         "num_kv_heads",
         "num_key_value_heads",
         "multi_query_group_num",
@@ -29,6 +32,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "first_k_dense_replace": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
     "dtype": ("dtype", "torch_dtype"),
 }
 # Fields that may be lists with one value for each layer.
@@ -175,6 +179,10 @@ def language_model(root: JSON) -> JSON:
         inner = text.get(nest)
         if isinstance(inner, Mapping):
             text = inner
+    for part in PARTS:
+        inner = text.get(part)
+        if isinstance(inner, Mapping):
+            text = {**inner, **text}
     return text
 
 

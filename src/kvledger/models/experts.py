@@ -94,6 +94,9 @@ def is_sparse_layer(config: ModelConfig, index: int) -> bool:
         return str(kinds[index]) not in ("dense",)
     if index < (config.number("first_k_dense_replace", 0) or 0) or index in config.integers("mlp_only_layers"):
         return False
+    listed = config.string("moe_layers_enum")
+    if listed:
+        return str(index) in listed.split(",")
     frequencies = config.integers("moe_layer_freq")
     if frequencies:
         return frequencies[index] != 0

@@ -41,7 +41,19 @@ EXPANDED_LATENTS = ("minicpm3",)
 # Layers behind the last ones of their kind reuse those caches (Gemma 3n, Gemma 4).
 SHARED_TAIL = "num_kv_shared_layers"
 # Parts of field names that mark a cache which this version cannot size; an unknown family that has one is refused.
-UNKNOWN_CACHE_SIGNS = ("compress", "_ssm", "ssm_", "mamba", "kda", "lightning", "rwkv", "retention", "index_kpool")
+UNKNOWN_CACHE_SIGNS = (
+    "compress",
+    "_ssm",
+    "ssm_",
+    "mamba",
+    "kda",
+    "lightning",
+    "rwkv",
+    "retention",
+    "index_kpool",
+    "_cycles",
+    "param_sink",
+)
 
 
 def decoder(config: ModelConfig) -> list[Layer]:
@@ -156,6 +168,17 @@ def compressor(head_size: int, ratio: int) -> LatentCache:
     )
 
 
+def looped(config: ModelConfig) -> list[Layer]:
+    """Layers that run several times, with a cache each time; only the first sees everything (IQuest LoopCoder)."""
+    window = config.number("loop_window_size", 64) or 64
+    layers = []
+    for loop in range(config.need("loop_num")):
+        for index in range(config.need("num_hidden_layers")):
+            heads, size, size_v = attention_sizes(config, FULL)
+            layers.append(Layer(index, f"self_attn.{loop}", AttentionCache(heads, size, size_v, window if loop else 0)))
+    return layers
+
+
 def hybrid(config: ModelConfig) -> list[Layer]:
     """Recurrent states in some layers, attention in the others."""
     state = state_cache(config)
@@ -232,6 +255,9 @@ def state_cache(config: ModelConfig) -> StateCache:
             return mamba2(config, dtype, names)
     if config.has("mamba_d_state") or config.has("state_size"):
         return mamba1(config, dtype)
+    if config.has("layer_group_size") and config.has("short_conv_kernel_size"):
+        heads, conv = config.need("num_attention_heads"), config.need("short_conv_kernel_size")
+        return KimiDeltaState("float32", heads, config.head_dim, conv)
     if config.has("attn_type_list") or config.has("layer_group_size") or config.model_type == "minimax":
         return LinearAttentionState(dtype, config.need("num_attention_heads"), config.head_dim)
     raise ConfigError(
@@ -321,6 +347,7 @@ FAMILIES: tuple[tuple[str, Callable[[ModelConfig], bool], Family], ...] = (
     ("encoder-decoder", lambda c: c.flag("is_encoder_decoder") is True and c.has("decoder_layers"), encoder_decoder),
     ("cross-attention layers", lambda c: bool(c.integers("cross_attention_layers")), cross_layers),
     ("compressed latents", lambda c: bool(c.integers("compress_ratios")), compressed),
+    ("looped layers", lambda c: c.has("loop_num"), looped),
     ("searched blocks", lambda c: bool(c.items("block_configs")), searched_blocks),
     ("Kimi delta attention", lambda c: bool(c.section("linear_attn_config")), kimi_linear),
     ("parallel attention and Mamba-2", lambda c: c.has("mamba_d_ssm"), parallel_heads),

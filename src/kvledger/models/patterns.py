@@ -80,6 +80,9 @@ PERIODS: dict[str, Period] = {
 # Families whose window counts only for the layers that layer_types lists as windowed.
 LISTED_WINDOWS = ("laguna",)
 
+# Families whose layers with rotary positions are the windowed ones (no_rope_layers: 1 has them, 0 has not).
+ROPE_WINDOWS = ("muse_glimmer",)
+
 # Families whose window covers the stated number of tokens and the current one as well.
 WINDOW_EXTRA = {"cohere2": 1, "cohere2_moe": 1}
 
@@ -156,14 +159,18 @@ def explicit_kinds(config: ModelConfig, count: int) -> list[str] | None:
     pattern = config.string("hybrid_override_pattern")
     if pattern:
         return letter_kinds("hybrid_override_pattern", pattern, {"M": STATE, "*": FULL, "E": NOTHING, "-": NOTHING})
-    for field, marked, other in (
-        ("hybrid_layer_pattern", SLIDING, FULL),
-        ("attn_type_list", FULL, STATE),
-        ("no_rope_layers", CHUNKED, FULL),
-    ):
+    for field, marked, other in (("hybrid_layer_pattern", SLIDING, FULL), ("attn_type_list", FULL, STATE)):
         flags = config.integers(field)
-        if flags and (marked != CHUNKED or config.raw("attention_chunk_size")):
+        if flags:
             return [marked if flag else other for flag in flags]
+    with_rope = config.integers("no_rope_layers")
+    if with_rope and config.raw("attention_chunk_size"):
+        return [CHUNKED if flag else FULL for flag in with_rope]
+    if with_rope and config.model_type in ROPE_WINDOWS:
+        return [SLIDING if flag else FULL for flag in with_rope]
+    windows = config.items("interleaved_sliding_window")
+    if windows:
+        return [SLIDING if windows[index % len(windows)] else FULL for index in range(count)]
     for field in ("attn_layer_indices", "full_attn_idxs", "full_attention_layers"):
         indices = config.integers(field)
         if indices:
@@ -174,7 +181,9 @@ def explicit_kinds(config: ModelConfig, count: int) -> list[str] | None:
         return [FULL if index % every == offset else STATE for index in range(count)]
     group = config.number("layer_group_size")
     if group:
-        return [FULL if (index + 1) % group == 0 else STATE for index in range(count)]
+        # With Kimi delta attention (Ling 3), what is left over behind the last whole group is full as well.
+        whole = count // group * group if config.has("short_conv_kernel_size") else count
+        return [FULL if (index + 1) % group == 0 or index >= whole else STATE for index in range(count)]
     return None
 
 
@@ -185,7 +194,8 @@ def has_two_blocks(config: ModelConfig) -> bool:
 
 def window_of(config: ModelConfig) -> int:
     """Tokens of the sliding window, 0 where there is none or it is switched off."""
-    window = config.number("sliding_window") or config.number("sliding_window_size") or 0
+    listed = [window for window in config.integers("interleaved_sliding_window") if window > 0]
+    window = config.number("sliding_window") or config.number("sliding_window_size") or max(listed, default=0)
     if window <= 0 or config.flag("use_sliding_window") is False:
         return 0
     if config.model_type in QWEN_WINDOWS:

@@ -40,6 +40,8 @@ def tower_weights(config: ModelConfig) -> Iterator[Weight]:
     if config.flag("is_encoder_decoder") and config.has("encoder_layers"):
         yield from stack("encoder", config.root, gated=False)
         return
+    if config.has("embd_layer"):
+        config.note("embd_layer does not give the sizes of its image and speech parts: their weights are not counted")
     outer = config.root.get("thinker_config", config.root)
     for name in TOWERS:
         section = outer.get(name) if isinstance(outer, Mapping) else None

@@ -134,6 +134,8 @@ def decoder_weights(config: ModelConfig, layers: tuple[Layer, ...]) -> Iterator[
             yield from zamba_shared(config, layer, seen_shared)
             seen_shared = True
             continue
+        if config.has("loop_num") and layer.role != "self_attn.0":
+            continue  # The same weights run again.
         yield from mixer_weights(config, layer)
     for layer in reusing_layers(config, layers):
         yield from attention_weights(config, layer.index, "self_attn", query_only(config, layer))
