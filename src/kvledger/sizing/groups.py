@@ -81,7 +81,26 @@ def group_layers(
         return GroupLayout((uniform_group(specs),))
     if packed:
         return packed_layout(specs)
-    return GroupLayout(equal_groups(equal_pages(specs), group_size))
+    try:
+        specs = equal_pages(specs)
+    except ConfigError:
+        full = full_allocation(specs)
+        if full is None:
+            raise
+        return GroupLayout((uniform_group(full),))
+    return GroupLayout(equal_groups(specs, group_size))
+
+
+def full_allocation(specs: Specs) -> dict[str, KVCacheSpec] | None:
+    """Windows stored like full layers, which vLLM falls back to where latents have no page in common with them.
+
+    None where that is no way out: chunked or latent windows, states, or other block sizes.
+    """
+    kinds = {type(spec) for spec in specs.values()}
+    if not kinds >= {MLAAttentionSpec, SlidingWindowSpec} or ChunkedLocalAttentionSpec in kinds:
+        return None
+    promoted = {name: promoted_spec(spec) for name, spec in specs.items()}
+    return promoted if need_same_blocks(list(promoted.values())) else None
 
 
 def uniform_group(specs: Specs) -> KVCacheGroupSpec:
