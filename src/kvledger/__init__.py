@@ -1,11 +1,67 @@
-"""kvledger: the KV cache manager of a paged LLM engine, as a library."""
+"""kvledger: the KV cache manager of a paged LLM engine, as a library.
+
+from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager, Request
+
+spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128)
+manager = KVCacheManager(KVCacheConfig(1000, (KVCacheGroupSpec(("layer.0",), spec),)), max_model_len=4096)
+request = Request("r1", [1, 2, 3])
+blocks = manager.allocate_slots(request, 3, manager.get_computed_blocks(request))
+"""
+
+from kvledger.block import FreeKVCacheBlockQueue, KVCacheBlock
+from kvledger.block_copies import BlockCopy
+from kvledger.block_hash import (
+    BlockHasher,
+    ChainedBlockHasher,
+    GivenBlockHasher,
+    Sha256BlockHasher,
+    make_block_hasher,
+)
+from kvledger.block_pool import BlockPool, PoolOccupancy
+from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
+from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.observer import EvictionCause, LedgerObserver
+from kvledger.request import Adapter, MultiModalItem, Request, RequestStatus
+from kvledger.spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MLAAttentionSpec
+from kvledger.tokens import pack_tokens, unpack_tokens
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Adapter",
+    "AdmissionRule",
+    "BlockCopy",
+    "BlockHasher",
+    "BlockPool",
+    "ChainedBlockHasher",
+    "EvictionCause",
+    "FreeKVCacheBlockQueue",
+    "FullAttentionSpec",
+    "GivenBlockHasher",
+    "KVCacheBlock",
+    "KVCacheBlocks",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
+    "KVCacheManager",
+    "KVCacheSpec",
+    "LedgerObserver",
+    "MLAAttentionSpec",
+    "MultiModalItem",
+    "PoolOccupancy",
+    "PrefixHit",
+    "Request",
+    "RequestStatus",
+    "Sha256BlockHasher",
+    "build_info",
+    "make_block_hasher",
+    "pack_tokens",
+    "unpack_tokens",
+]
 
 
 def build_info() -> str:
     """One line: the version and whether the compiled or the pure build is loaded."""
-    from kvledger import errors
+    from kvledger import block_pool
 
-    build = "pure Python" if (errors.__file__ or "").endswith(".py") else "compiled"
+    build = "pure Python" if (block_pool.__file__ or "").endswith(".py") else "compiled"
     return f"kvledger {__version__} ({build})"

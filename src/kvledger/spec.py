@@ -7,9 +7,11 @@ KVCacheSpec
     AttentionSpec                  keys and values of some tokens, `num_kv_heads` heads of `head_size` (+ `head_size_v`)
         FullAttentionSpec          every token, until the request ends (MHA, GQA, MQA)
             SinkFullAttentionSpec  the same, behind `sink_len` learned tokens that every request shares
+            HostResidentSpec       the same, in host memory
         SlidingWindowSpec          the last `sliding_window` tokens
         ChunkedLocalAttentionSpec  the tokens of the current chunk of `attention_chunk_size`
         CrossAttentionSpec         the tokens of the encoder
+        CircularBufferSpec         the last tokens of a request, in a ring that is never shared
     MLAAttentionSpec               one latent vector a token, key and value at once; also index keys
         SlidingWindowMLASpec       the same, for the last `sliding_window` tokens only
     MambaSpec                      a state of fixed size, whatever the length (Mamba, gated delta nets, ...)
@@ -54,6 +56,21 @@ class KVCacheSpec:
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer."""
         raise NotImplementedError
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        """Whether other requests can use this layer's blocks. False for scratch and encoder states."""
+        return True
+
+    @property
+    def hits_inside_blocks(self) -> bool:
+        """Whether a prefix that ends inside a block, at a multiple of the hash unit, can be looked up and shared."""
+        return False
+
+    @property
+    def checkpoints_inside_blocks(self) -> bool:
+        """Whether this layer caches its state inside blocks, so that hits there are worth looking for."""
+        return False
 
     @property
     def shards_over_context(self) -> bool:
@@ -117,6 +134,10 @@ class FullAttentionSpec(AttentionSpec):
     attention_chunk_size: int = 0
 
     @property
+    def hits_inside_blocks(self) -> bool:
+        return True
+
+    @property
     def shards_over_context(self) -> bool:
         return True
 
@@ -178,11 +199,43 @@ class CrossAttentionSpec(AttentionSpec):
         AttentionSpec.__post_init__(self)
         require_positive("max_encoder_tokens", self.max_encoder_tokens)
 
+    @property
+    def prefix_cacheable(self) -> bool:
+        return False
+
     def max_blocks_per_request(self, max_model_len: int) -> int:
         return cdiv(self.max_encoder_tokens, self.block_size)
 
     def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
         return cdiv(self.max_encoder_tokens, self.block_size)
+
+
+@dataclass(frozen=True)
+class HostResidentSpec(FullAttentionSpec):
+    """Full attention whose blocks live in host memory: `num_host_blocks` of them, in a pool of their own."""
+
+    num_host_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        AttentionSpec.__post_init__(self)
+        if self.num_host_blocks < 2:
+            problem = "block 0 is the null block, so nothing is left"
+            raise wrong_value("num_host_blocks", self.num_host_blocks, problem, "give at least 2")
+
+
+@dataclass(frozen=True)
+class CircularBufferSpec(AttentionSpec):
+    """A ring of `block_size` tokens that each request overwrites again and again: one block a request, never shared."""
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        return False
+
+    def max_blocks_per_request(self, max_model_len: int) -> int:
+        return 1
+
+    def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -222,6 +275,10 @@ class MLAAttentionSpec(KVCacheSpec):
         return self.page_size_padded or round_up(self.content_bytes, self.alignment)
 
     @property
+    def hits_inside_blocks(self) -> bool:
+        return True
+
+    @property
     def shards_over_context(self) -> bool:
         return True
 
@@ -239,6 +296,10 @@ class SlidingWindowMLASpec(MLAAttentionSpec):
         require_not_negative("extra_retained_tokens", self.extra_retained_tokens)
 
     @property
+    def hits_inside_blocks(self) -> bool:
+        return False
+
+    @property
     def shards_over_context(self) -> bool:
         return False
 
@@ -253,7 +314,8 @@ class MambaSpec(KVCacheSpec):
 
     `mamba_cache_mode` "none": one state a request, nothing is shared. "align": states are kept at block boundaries
     so that prefixes can be reused; a request then holds the running state, the last boundary and
-    `num_prefill_checkpoint_blocks` that one prefill step writes on its way. `num_speculative_blocks`: drafts.
+    `num_prefill_checkpoint_blocks` that one prefill step writes on its way, at multiples of
+    `prefill_checkpoint_alignment` tokens from its start (0: nowhere). `num_speculative_blocks`: drafts.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -263,6 +325,7 @@ class MambaSpec(KVCacheSpec):
     mamba_cache_mode: str = "none"
     num_speculative_blocks: int = 0
     num_prefill_checkpoint_blocks: int = 0
+    prefill_checkpoint_alignment: int = 0
 
     def __post_init__(self) -> None:
         require_positive("block_size", self.block_size)
@@ -274,6 +337,7 @@ class MambaSpec(KVCacheSpec):
             raise wrong_value("mamba_cache_mode", self.mamba_cache_mode, "not a caching mode", fix)
         require_not_negative("num_speculative_blocks", self.num_speculative_blocks)
         require_not_negative("num_prefill_checkpoint_blocks", self.num_prefill_checkpoint_blocks)
+        require_not_negative("prefill_checkpoint_alignment", self.prefill_checkpoint_alignment)
         padded_page(self.content_bytes, self.page_size_padded)
 
     @property
@@ -291,6 +355,14 @@ class MambaSpec(KVCacheSpec):
     def page_size_bytes(self) -> int:
         return self.page_size_padded or self.content_bytes
 
+    @property
+    def hits_inside_blocks(self) -> bool:
+        return True
+
+    @property
+    def checkpoints_inside_blocks(self) -> bool:
+        return self.mamba_cache_mode == "align"
+
     def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
         if self.mamba_cache_mode == "align":
             return 2 + self.num_speculative_blocks + self.num_prefill_checkpoint_blocks
@@ -303,12 +375,13 @@ class KVCacheGroupSpec:
 
     `layer_specs` is empty when every layer has `spec`. Layers that need the same blocks but differ in page bytes (a
     sparse model's latent vectors and index keys) list their own specs there, in the order of `layer_names`; `spec` is
-    then the first of them and speaks for all to the managers.
+    then the first of them and speaks for all to the managers. `is_draft`: a draft model's layers are among them.
     """
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
     layer_specs: tuple[KVCacheSpec, ...] = ()
+    is_draft: bool = False
 
     def __post_init__(self) -> None:
         if not self.layer_names:

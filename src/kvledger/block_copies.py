@@ -1,0 +1,70 @@
+"""Copies of block contents that workers must make before a step computes.
+
+A block whose content is shared up to some token inside it is copied before somebody writes behind that token. Both ends
+of a copy are held until it is done, so that neither can be handed out meanwhile.
+"""
+
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from kvledger.block import KVCacheBlock
+from kvledger.block_pool import BlockPool
+from kvledger.errors import BlockError
+
+
+@mypyc_attr(acyclic=True)
+class BlockCopy:
+    """Order to the worker: copy block source to block target in that group, before the step computes."""
+
+    def __init__(self, group_id: int, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        self.group_id: Final = group_id
+        self.source: Final = source
+        self.target: Final = target
+
+    @property
+    def source_block_id(self) -> int:
+        return self.source.block_id
+
+    @property
+    def target_block_id(self) -> int:
+        return self.target.block_id
+
+
+class BlockCopies:
+    """Orders not yet sent, and references held for all that are not yet done."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool: Final = pool
+        self._pending: list[BlockCopy] = []
+        self._num_held: dict[int, int] = {}
+
+    def order(self, group_id: int, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        """Orders a copy. Each end comes with a reference that now belongs to the copy (the caller touched it)."""
+        self._pending.append(BlockCopy(group_id, source, target))
+        for block in (source, target):
+            block_id: int = block.block_id
+            self._num_held[block_id] = self._num_held.get(block_id, 0) + 1
+
+    def take(self) -> list[BlockCopy]:
+        """Orders since the last call, for the step about to be sent, in a list that later orders do not join."""
+        copies = self._pending
+        self._pending = []
+        return copies
+
+    def release(self, copies: list[BlockCopy]) -> None:
+        """The workers have made these copies. BlockError, changing nothing, for one that was released before."""
+        ends = [block for copy in copies for block in (copy.source, copy.target)]
+        for block in ends:
+            if int(block.block_id) not in self._num_held:
+                raise BlockError(f"copy of block {block.block_id} was released already")
+        for block in ends:
+            block_id: int = block.block_id
+            self._num_held[block_id] -= 1
+            if self._num_held[block_id] == 0:
+                del self._num_held[block_id]
+            self._pool.free_blocks([block])
+
+    def holders(self) -> dict[int, int]:
+        """{block id: references held for copies}, a fresh copy for check()."""
+        return dict(self._num_held)

@@ -1,0 +1,289 @@
+"""The pool: all blocks, the queue of the free ones, and the prefix index of the cached ones.
+
+    held (ref_cnt >= 1)  --free, last reference-->  free: to the front without a hash, to the end with one
+    free                 --get_new_blocks-->        held, and whatever hash it carried is evicted
+    free, cached         --touch (a hit)-->         held, hash kept
+
+So the queue's order is the order of eviction: blocks that can serve nobody first, then cached ones, least recently
+released first. Block 0 is the null block: it stands in block tables where there is no data, is never handed out,
+counted or freed, and leaves num_blocks - 1 usable blocks.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvledger.block import FreeKVCacheBlockQueue, KVCacheBlock, make_blocks
+from kvledger.errors import BlockError, OutOfBlocksError, require, wrong_value
+from kvledger.observer import EvictionCause, LedgerObserver
+from kvledger.prefix_index import PrefixIndex
+
+
+@dataclass(frozen=True)
+class PoolOccupancy:
+    """Where the usable blocks are; the three sum to them. "Usage is low but hits drop" is `cached` shrinking."""
+
+    live: int  # held by requests
+    cached: int  # free, but serving hits until they are reused
+    unused: int  # free and carrying nothing
+
+
+class BlockPool:
+    """Owns num_blocks blocks for num_groups KV cache groups. One owner thread."""
+
+    def __init__(self, num_blocks: int, num_groups: int = 1, observer: LedgerObserver | None = None) -> None:
+        if num_blocks < 2:
+            raise wrong_value(
+                "num_blocks", num_blocks, "block 0 is the null block, so nothing is left", "give 2 or more"
+            )
+        self.num_blocks: Final = num_blocks
+        self.blocks: Final = make_blocks(num_blocks)
+        self.null_block: Final = self.blocks[0]
+        self.free_queue: Final = FreeKVCacheBlockQueue(self.blocks)
+        self.indexes: Final = [PrefixIndex() for _ in range(num_groups)]
+        self._observer: Final = observer
+        self._other_pools: list[BlockPool] = []
+        # Hashes beyond block.block_hash of the few blocks that answer for more than one prefix of theirs.
+        self._more_hashes: dict[int, list[bytes]] = {}
+        self._num_free_cached: int = 0
+        self._free_call: int = 0
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can hold tokens: all but the null block."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.free_queue.num_free_blocks
+
+    def get_usage(self) -> float:
+        """Share of the usable blocks that requests hold, 0.0 to 1.0. Cached free blocks count as free."""
+        return 1.0 - self.free_queue.num_free_blocks / self.num_usable_blocks
+
+    def occupancy(self) -> PoolOccupancy:
+        num_free = self.free_queue.num_free_blocks
+        return PoolOccupancy(self.num_usable_blocks - num_free, self._num_free_cached, num_free - self._num_free_cached)
+
+    def link_pool(self, other: "BlockPool") -> None:
+        """Lets free_blocks of either pool take blocks of the other (a host-resident group has a pool of its own)."""
+        self._other_pools.append(other)
+        other._other_pools.append(self)
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Takes blocks from the front of the queue, each with ref_cnt 1 and without the hash it may have carried.
+
+        OutOfBlocksError, changing nothing, when fewer are free.
+        """
+        if num_blocks > self.free_queue.num_free_blocks:
+            raise OutOfBlocksError(
+                f"num_blocks={num_blocks}: {self.free_queue.num_free_blocks} of {self.num_usable_blocks} are free; "
+                "count before you take, as allocate_slots does"
+            )
+        taken = self.free_queue.popleft_n(num_blocks)
+        for block in taken:
+            if block.block_hash is not None:
+                self._num_free_cached -= 1
+                self._evict(block, EvictionCause.REUSED)
+            block.ref_cnt = 1
+        return taken
+
+    def touch(self, blocks: list[KVCacheBlock]) -> None:
+        """Adds a reference to each block; free ones leave the queue, hash kept. Null blocks are passed over."""
+        for block in blocks:
+            if block.block_id == 0:
+                continue
+            if block.ref_cnt == 0:
+                self.free_queue.remove(block)
+                if block.block_hash is not None:
+                    self._num_free_cached -= 1
+            block.ref_cnt += 1
+
+    def free_blocks(self, blocks: list[KVCacheBlock]) -> None:
+        """Drops one reference to each block, in the order in which they should be reused (callers: last block first).
+
+        Blocks without references join the queue: unhashed ones at the front, in order, hashed ones at the end. Null
+        blocks are passed over; blocks of a linked pool go back to that pool. BlockError, changing nothing, when a block
+        is free already, stands twice in the list, or belongs to no pool known here.
+        """
+        self._free_call = (self._free_call + 1) & 0x3FFFFFFF
+        call = self._free_call
+        own = self.blocks
+        num_own = self.num_blocks
+        unhashed: list[KVCacheBlock] = []
+        hashed: list[KVCacheBlock] = []
+        foreign: list[KVCacheBlock] = []
+        for position, block in enumerate(blocks):
+            block_id: int = block.block_id
+            if block_id == 0:
+                continue
+            if block_id >= num_own or own[block_id] is not block:
+                foreign.append(block)
+                continue
+            if block.ref_cnt == 0 or block.free_call == call:
+                problem = "is free already" if block.ref_cnt == 0 and block.free_call != call else "is listed twice"
+                self._take_back(blocks[:position], call)
+                raise BlockError(f"block {block_id} {problem}; free_blocks has changed nothing")
+            block.free_call = call
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                (unhashed if block.block_hash is None else hashed).append(block)
+        if foreign:
+            try:
+                self._free_foreign(foreign)
+            except BlockError:
+                self._take_back(blocks, call)
+                raise
+        self.free_queue.prepend_n(unhashed)
+        self.free_queue.append_n(hashed)
+        self._num_free_cached += len(hashed)
+
+    def cache_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
+        """Makes a held block that is full answer lookups of that hash in that group.
+
+        Hashes of shorter prefixes that end inside the block are dropped. BlockError when the block is free, or full and
+        cached already.
+        """
+        if block.ref_cnt == 0 or (block.block_hash is not None and block.num_hash_tokens >= num_hash_tokens):
+            raise BlockError(f"{block!r} cannot be cached: it is free or carries a hash already")
+        if block.block_hash is not None:
+            self._evict(block, EvictionCause.PROMOTED)
+        block.block_hash = block_hash
+        block.group_id = group_id
+        block.num_hash_tokens = num_hash_tokens
+        self.indexes[group_id].insert(block_hash, block)
+
+    def cache_partial_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
+        """Makes a held block answer for a prefix that ends inside it, beside the longer one it may answer for already.
+
+        A shorter prefix that it answered for is dropped. Does nothing when the block has that hash already.
+        """
+        if block.ref_cnt == 0:
+            raise BlockError(f"{block!r} cannot be cached: it is free")
+        more = self._more_hashes.get(block.block_id)
+        if block.block_hash == block_hash or (more is not None and block_hash in more):
+            return
+        if block.block_hash is not None and block.num_hash_tokens < num_hash_tokens:
+            self._evict(block, EvictionCause.PROMOTED)
+        if block.block_hash is None:
+            block.block_hash = block_hash
+            block.group_id = group_id
+            block.num_hash_tokens = num_hash_tokens
+        else:
+            self._more_hashes.setdefault(block.block_id, []).append(block_hash)
+        self.indexes[group_id].insert(block_hash, block)
+
+    def move_hashes(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        """Lets `target`, held and without a hash, answer for everything that `source` answered for."""
+        if target.block_hash is not None or target.ref_cnt == 0:
+            raise BlockError(f"{target!r} cannot take over hashes: it is free or carries one already")
+        block_hash = source.block_hash
+        if block_hash is None:
+            return
+        num_tokens: int = source.num_hash_tokens
+        group_id: int = source.group_id
+        more = self._more_hashes.get(source.block_id, [])
+        self._unindex(source)
+        self.cache_partial_block(target, block_hash, group_id, num_tokens)
+        for other in more:
+            self.cache_partial_block(target, other, group_id, 0)
+
+    def get_cached_block(self, block_hash: bytes, group_id: int) -> KVCacheBlock | None:
+        """The first block that carries that hash in that group, held or free, or None."""
+        return self.indexes[group_id].get(block_hash)
+
+    def evict_blocks(self, block_ids: list[int]) -> None:
+        """Takes the hashes of these blocks, held or free; their place in the queue stays. BlockError on a wrong id."""
+        for block_id in block_ids:
+            if not 0 < block_id < self.num_blocks:
+                raise BlockError(f"block_ids: {block_id} is not from 1 to {self.num_blocks - 1}; nothing was evicted")
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if block.block_hash is not None:
+                if block.ref_cnt == 0:
+                    self._num_free_cached -= 1
+                self._evict(block, EvictionCause.EVICTED)
+
+    def reset_prefix_cache(self) -> bool:
+        """Takes every hash. False, with a warning to the observer, while requests hold blocks. O(cached blocks)."""
+        num_held = self.num_usable_blocks - self.free_queue.num_free_blocks
+        if num_held > 0:
+            if self._observer is not None:
+                self._observer.prefix_cache_reset_refused(num_held)
+            return False
+        for index in self.indexes:
+            for blocks in index.blocks().values():
+                for block in blocks:
+                    if block.block_hash is not None:
+                        self._evict(block, EvictionCause.RESET)
+        self._num_free_cached = 0
+        if self._observer is not None:
+            self._observer.prefix_cache_reset()
+        return True
+
+    def check(self) -> None:
+        """Proves the invariants of this module's docstring. O(blocks)."""
+        self.free_queue.check()
+        free_ids = set(self.free_queue.block_ids())
+        carriers: dict[int, int] = {}
+        num_free_cached = 0
+        for block in self.blocks[1:]:
+            block_id = int(block.block_id)
+            require(block.ref_cnt >= 0, f"{block!r}: negative ref_cnt")
+            require((block.ref_cnt == 0) == (block_id in free_ids), f"{block!r}: free and in the queue must agree")
+            if block.block_hash is not None:
+                carriers[block_id] = int(block.group_id)
+                num_free_cached += 1 if block.ref_cnt == 0 else 0
+        require(self.null_block.ref_cnt == 0 and self.null_block.block_hash is None, "the null block is held or cached")
+        indexed: dict[int, int] = {}
+        num_entries = 0
+        for group_id, index in enumerate(self.indexes):
+            index.check()
+            for block_hash, blocks in index.blocks().items():
+                require(len({int(block.block_id) for block in blocks}) == len(blocks), "a block is listed twice")
+                for block in blocks:
+                    more = self._more_hashes.get(block.block_id, [])
+                    require(
+                        block.block_hash == block_hash or block_hash in more,
+                        f"{block!r} is listed under a strange hash",
+                    )
+                    indexed[int(block.block_id)] = group_id
+                    num_entries += 1
+        require(carriers == indexed, "the blocks that carry a hash and the blocks in the prefix indexes differ")
+        num_more = sum([len(hashes) for hashes in self._more_hashes.values()])
+        require(num_entries == len(carriers) + num_more, "a hash of a block is missing in the prefix index")
+        require(num_free_cached == self._num_free_cached, "the count of free cached blocks is wrong")
+
+    def _evict(self, block: KVCacheBlock, cause: EvictionCause) -> None:
+        if self._observer is not None:
+            self._observer.block_evicted(block, cause)
+        self._unindex(block)
+
+    def _unindex(self, block: KVCacheBlock) -> None:
+        block_hash = block.block_hash
+        assert block_hash is not None
+        index = self.indexes[block.group_id]
+        index.remove(block_hash, block)
+        block.block_hash = None
+        block.num_hash_tokens = 0
+        if self._more_hashes:
+            more = self._more_hashes.pop(block.block_id, None)
+            if more is not None:
+                for other in more:
+                    index.remove(other, block)
+
+    def _take_back(self, blocks: list[KVCacheBlock], call: int) -> None:
+        """Undoes the dropped references of a free_blocks call that fails before it touched the queue."""
+        for block in blocks:
+            if block.free_call == call and block.block_id < self.num_blocks and self.blocks[block.block_id] is block:
+                block.ref_cnt += 1
+                block.free_call = 0
+
+    def _free_foreign(self, blocks: list[KVCacheBlock]) -> None:
+        remaining = blocks
+        for pool in self._other_pools:
+            theirs = [b for b in remaining if b.block_id < pool.num_blocks and pool.blocks[b.block_id] is b]
+            remaining = [b for b in remaining if b not in theirs]
+            if theirs:
+                pool.free_blocks(theirs)
+        if remaining:
+            raise BlockError(f"block {remaining[0].block_id} belongs to no pool known here")

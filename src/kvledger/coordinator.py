@@ -1,0 +1,261 @@
+"""KVCacheCoordinator: spreads each call over the KV cache groups, and knows what every request holds in each.
+
+All groups take their blocks from one pool, all or nothing: blocks are counted over every group before any is taken.
+Three kinds: without prefix caching, with one group, and with several groups that must agree on one hit
+(hybrid_coordinator.py).
+"""
+
+from abc import ABC, abstractmethod
+from typing import Final
+
+from kvledger.block import KVCacheBlock
+from kvledger.block_copies import BlockCopies
+from kvledger.block_pool import BlockPool
+from kvledger.errors import UnknownRequestError, require
+from kvledger.kv_cache_blocks import KVCacheBlocks, PrefixHit
+from kvledger.ledger_rules import LedgerRules
+from kvledger.managers.base import GroupBlocks, ManagerContext, SingleTypeKVCacheManager
+from kvledger.request import Request
+from kvledger.slot_ranges import SlotRanges
+from kvledger.spec import KVCacheConfig
+from kvledger.units import cdiv
+
+
+class RequestBlocks:
+    """All that one request holds, and how far that lasts: most decode steps need nothing from the groups below."""
+
+    def __init__(self, groups: list[GroupBlocks]) -> None:
+        self.groups: Final = groups
+        # Every group has a block for each of the first num_slots tokens.
+        self.num_slots: int = 0
+        # Computed tokens at which some group has something to cache.
+        self.next_caching: int = 0
+        # Processed tokens at which some group has blocks to release.
+        self.next_release: int = 0
+
+
+class KVCacheCoordinator(ABC):
+    """Owns the pool, one manager per group, and {request id: its blocks in each group}."""
+
+    def __init__(self, config: KVCacheConfig, rules: LedgerRules) -> None:
+        self.pool: Final = BlockPool(config.num_blocks, len(config.groups), rules.observer)
+        self.copies: Final = BlockCopies(self.pool)
+        context = ManagerContext(self.pool, self.copies, rules.observer)
+        policies = rules.policies(config)
+        self.managers: Final[list[SingleTypeKVCacheManager]] = [
+            rules.registry.make(group.spec, group_id, context, policies[group_id])
+            for group_id, group in enumerate(config.groups)
+        ]
+        self.num_groups: Final = len(config.groups)
+        # Shared by every call that yields no blocks; never written to.
+        self.no_blocks: Final = KVCacheBlocks([[] for _ in config.groups])
+        self.no_hit: Final = PrefixHit(self.no_blocks, 0, -1)
+        self._nothing: Final = [manager.make_held() for manager in self.managers]
+        self._chunk_clippers: Final = [manager for manager in self.managers if manager.clips_chunks()]
+        self._long_hit_groups: Final = [m.group_id for m in self.managers if m.keeps_longer_hit()]
+        self._held: dict[str, RequestBlocks] = {}
+
+    @abstractmethod
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        """The longest cached prefix of at most max_tokens tokens that every group can start from."""
+
+    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
+        """Makes blocks that are full at num_tokens tokens hits for others."""
+        for group_id, manager in enumerate(self.managers):
+            manager.cache_blocks(held.groups[group_id], request, num_tokens)
+        self.measure(held)
+
+    # Who holds what
+
+    def get(self, request_id: str) -> RequestBlocks | None:
+        return self._held.get(request_id)
+
+    def add(self, request_id: str) -> RequestBlocks:
+        held = RequestBlocks([manager.make_held() for manager in self.managers])
+        self._held[request_id] = held
+        return held
+
+    def require_held(self, request_id: str) -> RequestBlocks:
+        held = self._held.get(request_id)
+        if held is None:
+            raise UnknownRequestError(
+                f"request_id={request_id!r}: holds no blocks (never admitted, or freed already); nothing was changed"
+            )
+        return held
+
+    def blocks_of(self, held: RequestBlocks) -> KVCacheBlocks:
+        return KVCacheBlocks([group.blocks for group in held.groups])
+
+    def measure(self, held: RequestBlocks) -> None:
+        """Brings the three thresholds up to date after the groups changed."""
+        manager = self.managers[0]
+        group = held.groups[0]
+        num_slots = manager.num_slots(group)
+        next_caching = manager.next_caching(group)
+        next_release = manager.next_release(group)
+        for group_id in range(1, self.num_groups):
+            manager = self.managers[group_id]
+            group = held.groups[group_id]
+            num_slots = min(num_slots, manager.num_slots(group))
+            next_caching = min(next_caching, manager.next_caching(group))
+            next_release = min(next_release, manager.next_release(group))
+        held.num_slots = num_slots
+        held.next_caching = next_caching
+        held.next_release = next_release
+
+    # Taking and giving back
+
+    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> int:
+        """Free blocks that these ranges use up, over all groups."""
+        num_blocks = 0
+        groups = self._nothing if held is None else held.groups
+        hit_blocks = hit.blocks.blocks
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_to_take(groups[group_id], hit_blocks[group_id], ranges)
+        return num_blocks
+
+    def usable_hit(self, hit: PrefixHit, num_external: int) -> PrefixHit:
+        """The hit without what a group has beyond the prefix that is reused in the end."""
+        if not self._long_hit_groups:
+            return hit
+        blocks = hit.blocks.blocks.copy()
+        for group_id in self._long_hit_groups:
+            num_reused = cdiv(hit.num_tokens + num_external, self.managers[group_id].block_size)
+            blocks[group_id] = blocks[group_id][:num_reused]
+        return PrefixHit(KVCacheBlocks(blocks), hit.num_tokens, hit.limiting_group, hit.shared_prefix_boundary)
+
+    def attach(self, held: RequestBlocks, hit: PrefixHit, ranges: SlotRanges) -> None:
+        """Gives the request its hit, then blocks for external tokens.
+
+        Every group's hit is touched before any group takes blocks: otherwise one group's new block could be another
+        group's hit (vllm-project/vllm#33775).
+        """
+        hit_blocks = hit.blocks.blocks
+        for group_id, manager in enumerate(self.managers):
+            manager.attach_hit(held.groups[group_id], hit_blocks[group_id], ranges)
+        if ranges.num_external > 0:
+            for group_id, manager in enumerate(self.managers):
+                manager.take_external_blocks(held.groups[group_id], ranges)
+
+    def take_blocks(self, held: RequestBlocks, ranges: SlotRanges) -> KVCacheBlocks:
+        """Takes the missing blocks of every group and returns them."""
+        taken: list[list[KVCacheBlock]] = []
+        for group_id, manager in enumerate(self.managers):
+            taken.append(manager.take_blocks(held.groups[group_id], ranges))
+        self.measure(held)
+        return KVCacheBlocks(taken)
+
+    def release_skipped(self, held: RequestBlocks, num_processed_tokens: int) -> None:
+        """Gives back what no later token reads."""
+        for group_id, manager in enumerate(self.managers):
+            manager.release_skipped(held.groups[group_id], num_processed_tokens)
+        self.measure(held)
+
+    def free(self, request_id: str) -> None:
+        """Gives back all blocks of a request."""
+        held = self.require_held(request_id)
+        for group_id, manager in enumerate(self.managers):
+            manager.free(held.groups[group_id])
+        del self._held[request_id]
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> KVCacheBlocks | None:
+        """Lets the child share the parent's blocks for the first num_tokens tokens; what is not shared is copied.
+
+        None, changing nothing, when the blocks to copy into are not free.
+        """
+        parent = self.require_held(parent_id)
+        num_blocks = 0
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_to_fork(parent.groups[group_id], num_tokens)
+        if num_blocks > self.pool.num_free_blocks:
+            return None
+        child = self.add(child_id)
+        for group_id, manager in enumerate(self.managers):
+            manager.fork(parent.groups[group_id], child.groups[group_id], num_tokens)
+        self.measure(child)
+        return self.blocks_of(child)
+
+    # The rest
+
+    def start_step(self) -> None:
+        for manager in self.managers:
+            manager.start_step()
+
+    def clip_chunk(self, request: Request, start: int, end: int, max_chunk: int) -> int:
+        """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
+        for manager in self._chunk_clippers:
+            end = manager.clip_chunk(request, start, end, max_chunk)
+        return end
+
+    def reset_prefix_cache(self) -> bool:
+        """Takes every hash in every pool; False, changing nothing, while requests hold blocks in any of them."""
+        pools = self._pools()
+        for pool in pools:
+            if pool.num_free_blocks < pool.num_usable_blocks:
+                return pool.reset_prefix_cache()
+        for pool in pools:
+            pool.reset_prefix_cache()
+        return True
+
+    def check(self) -> None:
+        """Proves that each block's ref_cnt is the number of its holders, and every layer below. O(blocks)."""
+        for pool in self._pools():
+            pool.check()
+            holders = self.copies.holders() if pool is self.pool else {}
+            for request_id, held in self._held.items():
+                for group_id, manager in enumerate(self.managers):
+                    if manager.pool is pool:
+                        _count_holders(request_id, held.groups[group_id], pool, holders)
+            for block in pool.blocks[1:]:
+                num_holders = holders.get(int(block.block_id), 0)
+                require(block.ref_cnt == num_holders, f"{block!r} has {num_holders} holders")
+        for request_id, held in self._held.items():
+            for group_id, manager in enumerate(self.managers):
+                require(
+                    held.num_slots <= manager.num_slots(held.groups[group_id])
+                    and held.next_caching <= manager.next_caching(held.groups[group_id])
+                    and held.next_release <= manager.next_release(held.groups[group_id]),
+                    f"request {request_id!r}: a threshold is out of date",
+                )
+
+    def _pools(self) -> list[BlockPool]:
+        pools = [self.pool]
+        for manager in self.managers:
+            if manager.pool not in pools:
+                pools.append(manager.pool)
+        return pools
+
+
+def _count_holders(request_id: str, group: GroupBlocks, pool: BlockPool, holders: dict[int, int]) -> None:
+    require(group.num_cached_blocks <= len(group.blocks), f"request {request_id!r} caches what it lacks")
+    seen: set[int] = set()
+    for block in group.blocks:
+        block_id = int(block.block_id)
+        if block_id == 0:
+            continue
+        require(pool.blocks[block_id] is block, f"{block!r} is of another pool")
+        require(block_id not in seen, f"request {request_id!r} holds {block!r} twice")
+        seen.add(block_id)
+        holders[block_id] = holders.get(block_id, 0) + 1
+
+
+class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
+    """Any number of groups; nothing is hashed, looked up or cached."""
+
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        return self.no_hit
+
+
+class UnitaryKVCacheCoordinator(KVCacheCoordinator):
+    """One group with prefix caching: its manager's hit is the hit."""
+
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        manager = self.managers[0]
+        hit = manager.find_longest_hit(block_hashes, max_tokens, _GROUP_0, manager.policy.is_draft)
+        limiting_group = 0 if hit.num_tokens + manager.block_size <= max_tokens else -1
+        if hit.num_tokens == 0:
+            return PrefixHit(self.no_blocks, 0, limiting_group)
+        return PrefixHit(KVCacheBlocks(hit.blocks), hit.num_tokens, limiting_group)
+
+
+_GROUP_0: Final = [0]

@@ -1,0 +1,61 @@
+"""What crosses the ledger's door: blocks per group, a prefix hit, an admission rule."""
+
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from kvledger.block import KVCacheBlock
+
+
+@mypyc_attr(acyclic=True)
+class KVCacheBlocks:
+    """blocks[group][i]: the i-th block of a request (or of one call's new blocks) in that KV cache group. Read only."""
+
+    def __init__(self, blocks: list[list[KVCacheBlock]]) -> None:
+        self.blocks: Final = blocks
+
+    def is_empty(self) -> bool:
+        return all(not group for group in self.blocks)
+
+    def get_block_ids(self) -> tuple[list[int], ...]:
+        """Block ids per group, in fresh lists that the caller may keep and extend."""
+        return tuple([int(block.block_id) for block in group] for group in self.blocks)
+
+
+@mypyc_attr(acyclic=True)
+class PrefixHit:
+    """What the prefix cache has of a request. Valid until the next call that changes the ledger.
+
+    `limiting_group`: the group for whose sake it is not longer; -1 when none had less than the lookup's limit.
+    `shared_prefix_boundary`: where a longer prefix ends that other groups have cached and a
+    sparse one (windows, states) has not; 0 if there is none. Worth caching there when the request gets to it.
+    """
+
+    def __init__(
+        self,
+        blocks: KVCacheBlocks,
+        num_tokens: int,
+        limiting_group: int,
+        shared_prefix_boundary: int = 0,
+    ) -> None:
+        self.blocks: Final = blocks
+        self.num_tokens: Final = num_tokens
+        self.limiting_group: Final = limiting_group
+        self.shared_prefix_boundary: Final = shared_prefix_boundary
+
+
+@mypyc_attr(acyclic=True)
+class AdmissionRule:
+    """What allocate_slots asks of a request that is not running yet.
+
+    `full_sequence_must_fit`: all its tokens must fit now, not only this step's chunk, or prefills that were let in one
+    chunk at a time preempt each other for ever (vllm-project/vllm#37307). `reserved_blocks`: free blocks that other
+    requests in flight count on. `has_scheduled_requests`: others run, so the watermark applies.
+    """
+
+    def __init__(
+        self, full_sequence_must_fit: bool = True, reserved_blocks: int = 0, has_scheduled_requests: bool = True
+    ) -> None:
+        self.full_sequence_must_fit: Final = full_sequence_must_fit
+        self.reserved_blocks: Final = reserved_blocks
+        self.has_scheduled_requests: Final = has_scheduled_requests

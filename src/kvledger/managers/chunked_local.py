@@ -1,0 +1,50 @@
+"""Chunked local attention: a token reads its own chunk only, from the last multiple of `attention_chunk_size` on."""
+
+from mypy_extensions import mypyc_attr
+
+from kvledger.block import KVCacheBlock
+from kvledger.errors import wrong_value
+from kvledger.managers.base import GroupBlocks, GroupHit, ManagerContext, SingleTypeKVCacheManager, cached_in_all
+from kvledger.managers.policy import GroupPolicy
+from kvledger.spec import ChunkedLocalAttentionSpec
+from kvledger.units import round_down
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
+    def __init__(
+        self, spec: ChunkedLocalAttentionSpec, group_id: int, context: ManagerContext, policy: GroupPolicy
+    ) -> None:
+        super().__init__(spec, group_id, context, policy)
+        self.chunk_size: int = spec.attention_chunk_size
+        if policy.is_draft or policy.hit_alignment != self.block_size:
+            raise wrong_value(
+                "groups",
+                self.block_size,
+                "a chunked-local group cannot be a draft's, nor stand beside groups of another block size",
+                "give all groups the same block size and mark another group as the draft's",
+            )
+
+    def num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return round_down(num_computed_tokens, self.chunk_size)
+
+    def next_release(self, held: GroupBlocks) -> int:
+        return (held.num_released_blocks + 1) * self.block_size
+
+    def find_longest_hit(
+        self, block_hashes: list[bytes], max_tokens: int, group_ids: list[int], drops_last: bool
+    ) -> GroupHit:
+        """Null blocks up to the chunk of the next token, which nobody will read, then the cached run inside it."""
+        num_blocks = min(max_tokens // self.block_size, len(block_hashes) // self.hashes_per_block)
+        num_skipped = min(self.num_skipped_tokens(max_tokens) // self.block_size, num_blocks)
+        indexes = [self.pool.indexes[group_id] for group_id in group_ids]
+        hit: list[list[KVCacheBlock]] = [[self.pool.null_block] * num_skipped for _ in group_ids]
+        found: list[KVCacheBlock] = []
+        num_tokens = num_skipped * self.block_size
+        for end in range(num_skipped + 1, num_blocks + 1):
+            if not cached_in_all(indexes, block_hashes[end * self.hashes_per_block - 1], found):
+                break
+            for position, block in enumerate(found):
+                hit[position].append(block)
+            num_tokens = end * self.block_size
+        return GroupHit(hit, num_tokens)

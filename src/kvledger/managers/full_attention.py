@@ -1,0 +1,72 @@
+"""Full attention and MLA: every token is read until the request ends, so blocks are only ever appended."""
+
+from mypy_extensions import mypyc_attr
+
+from kvledger.block import KVCacheBlock
+from kvledger.managers.base import GroupBlocks, GroupHit, SingleTypeKVCacheManager, cached_in_all
+from kvledger.request import Request
+from kvledger.units import cdiv, round_down
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FullAttentionManager(SingleTypeKVCacheManager):
+    def is_prefix_closed(self) -> bool:
+        return True
+
+    def find_longest_hit(
+        self, block_hashes: list[bytes], max_tokens: int, group_ids: list[int], drops_last: bool
+    ) -> GroupHit:
+        """Full blocks from the start up to the first that is not cached: a later one cannot be without it.
+
+        With hits inside blocks, the block behind them is tried at each hash unit, the longest first.
+        """
+        block_size = self.block_size
+        per_block = self.hashes_per_block
+        alignment = self.policy.hit_alignment
+        indexes = [self.pool.indexes[group_id] for group_id in group_ids]
+        hit: list[list[KVCacheBlock]] = [[] for _ in group_ids]
+        found: list[KVCacheBlock] = []
+        num_full = 0
+        for end in range(1, min(max_tokens // block_size, len(block_hashes) // per_block) + 1):
+            if not cached_in_all(indexes, block_hashes[end * per_block - 1], found):
+                break
+            for position, block in enumerate(found):
+                hit[position].append(block)
+            num_full = end
+        num_tokens = num_full * block_size
+        if alignment < block_size and block_size % alignment == 0:
+            first = num_full * per_block
+            last = min(min(first + per_block - 1, max_tokens // alignment), len(block_hashes))
+            for unit in range(last, first, -1):
+                if cached_in_all(indexes, block_hashes[unit - 1], found):
+                    for position, block in enumerate(found):
+                        hit[position].append(block)
+                    num_tokens = unit * alignment
+                    break
+        if drops_last and num_tokens > 0:
+            num_tokens -= min(alignment, block_size)
+        num_tokens = round_down(num_tokens, alignment)
+        for blocks in hit:
+            del blocks[cdiv(num_tokens, block_size) :]
+        return GroupHit(hit, num_tokens)
+
+    def cache_blocks(self, held: GroupBlocks, request: Request, num_computed_tokens: int) -> None:
+        SingleTypeKVCacheManager.cache_blocks(self, held, request, num_computed_tokens)
+        if self.hashes_per_block > 1:
+            self._cache_prompt_tail(held, request, self.cacheable_end(num_computed_tokens))
+
+    def next_caching(self, held: GroupBlocks) -> int:
+        return 0 if self.hashes_per_block > 1 else SingleTypeKVCacheManager.next_caching(self, held)
+
+    def _cache_prompt_tail(self, held: GroupBlocks, request: Request, num_tokens: int) -> None:
+        """Makes the block in which the prompt ends a hit up to the prompt's last whole hash unit."""
+        unit = self.policy.hash_block_size
+        # Sending the prompt again can use all but its last token; a draft looks at all of it before it drops a unit.
+        limit = request.num_prompt_tokens if self.policy.is_draft else request.num_prompt_tokens - 1
+        boundary = round_down(limit, unit)
+        index = boundary // self.block_size
+        if boundary == 0 or boundary > num_tokens or boundary % self.block_size == 0 or index >= len(held.blocks):
+            return
+        block = held.blocks[index]
+        if block.block_id != 0:
+            self.pool.cache_partial_block(block, request.block_hashes[boundary // unit - 1], self.group_id, boundary)

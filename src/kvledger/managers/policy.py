@@ -1,0 +1,40 @@
+"""What a group's manager must know of the ledger around it: a GroupPolicy, made by the coordinator, never changed."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DraftRule:
+    """Speculative decoding with a draft model that keeps KV values of its own (EAGLE, MTP).
+
+    The draft's values of a token also depend on the next `num_lookahead_tokens` tokens, so the last block of a hit is
+    dropped and computed again. 1 for one draft module; num_speculative_tokens for several in a row (multi-module MTP),
+    which compute the last tokens anew: nothing that may still change is cached.
+    """
+
+    num_lookahead_tokens: int = 1
+
+
+@dataclass(frozen=True)
+class GroupPolicy:
+    """The same for all groups of a ledger, but for is_draft and max_admission_blocks.
+
+    `hash_block_size`: tokens under one block hash. `hit_alignment`: hits end at its multiples. `base_block_size`: a
+    common multiple of all block sizes. `hits_inside_blocks`: hits may end at any hash unit. `is_draft`: the last block of this group's hits is dropped. `num_unsettled`:
+    tokens at the end of what is computed whose values may still change. `retention_interval`: sparse groups keep a
+    reusable tail once in so many tokens; 0 only where a prompt's replay can use it; -1 at every aligned boundary.
+    `max_admission_blocks`: most blocks that one request holds at a time; 0: no limit but its length.
+    `context_parallel_size`: ranks over which each block's tokens are spread, where the spec allows it.
+    """
+
+    hash_block_size: int
+    hit_alignment: int
+    base_block_size: int
+    hits_inside_blocks: bool = False
+    is_draft: bool = False
+    any_draft: bool = False
+    num_unsettled: int = 0
+    retention_interval: int = -1
+    max_admission_blocks: int = 0
+    context_parallel_size: int = 1
+    pins_shared_prefix: bool = False

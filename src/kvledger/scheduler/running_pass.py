@@ -1,0 +1,105 @@
+"""RunningPass: gives every running request its tokens of the step, and preempts when blocks run out."""
+
+from typing import Final
+
+from kvledger.kv_cache_blocks import KVCacheBlocks
+from kvledger.request import Request, RequestStatus
+from kvledger.scheduler.config import SchedulingPolicy
+from kvledger.scheduler.state import SchedulerState
+from kvledger.scheduler.step import StepBuilder
+
+
+class RunningPass:
+    """The first half of schedule(): in the order of the running list, while the budget lasts."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state: Final = state
+        self._manager: Final = state.manager
+        self._num_lookahead_tokens: Final = state.config.num_lookahead_tokens
+        self._by_priority: Final = state.config.policy is SchedulingPolicy.PRIORITY
+
+    def schedule(self, step: StepBuilder) -> None:
+        threshold = self._state.long_prefill_threshold()
+        max_model_len = self._manager.max_model_len
+        running = self._state.running
+        index = 0
+        while index < len(running) and step.token_budget > 0:
+            request = running[index]
+            num_new = _num_behind(request)
+            if 0 < threshold < num_new:
+                num_new = threshold
+            # The sampled token needs a position too, hence the 1.
+            num_new = min(min(num_new, step.token_budget), max_model_len - request.num_computed_tokens - 1)
+            if num_new <= 0:
+                index += 1
+                continue
+            new_blocks = self._manager.allocate_slots(request, num_new, num_lookahead_tokens=self._num_lookahead_tokens)
+            if new_blocks is None:
+                new_blocks = self._allocate_by_preempting(step, request, num_new)
+                if new_blocks is None:
+                    if request.status is RequestStatus.FINISHED_ERROR:
+                        continue
+                    break
+                index = running.index(request)
+            self._add(step, request, num_new, new_blocks)
+            index += 1
+
+    def _add(self, step: StepBuilder, request: Request, num_new: int, new_blocks: KVCacheBlocks) -> None:
+        forked_ids = self._state.forked_ids
+        if forked_ids and request.request_id in forked_ids:
+            forked_ids.discard(request.request_id)
+            step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
+        else:
+            step.add_running(request, num_new, new_blocks)
+        step.has_running = True
+        if request.is_prefill_chunk:
+            step.has_prefill = True
+        if request.draft_token_ids:
+            num_drafts = num_new + request.num_computed_tokens - request.num_tokens - request.num_output_placeholders
+            if num_drafts > 0:
+                step.output.draft_token_ids[request.request_id] = request.draft_token_ids[:num_drafts]
+            request.draft_token_ids = []
+
+    def _allocate_by_preempting(self, step: StepBuilder, request: Request, num_new: int) -> KVCacheBlocks | None:
+        """Preempts others until the slots fit. None when the request itself was preempted, or ended as too large."""
+        error = self._state.pool_error(request, request.num_computed_tokens + num_new)
+        if error is not None:
+            # Preempting everybody would not help, and starting over would end here again (vllm-project/vllm#39734).
+            self._state.finish(request, RequestStatus.FINISHED_ERROR)
+            self._state.sweep_running()
+            step.output.errors[request.request_id] = error
+            return None
+        while True:
+            victim = self._choose_victim()
+            step.remove(victim)
+            self._state.preempt(victim, drop_stale_output=False)
+            step.has_preempted = True
+            if victim is request:
+                return None
+            new_blocks = self._manager.allocate_slots(request, num_new, num_lookahead_tokens=self._num_lookahead_tokens)
+            if new_blocks is not None:
+                return new_blocks
+
+    def _choose_victim(self) -> Request:
+        """The last one that started; under PRIORITY the least urgent, and of equals the one that runs longest."""
+        running = self._state.running
+        if not self._by_priority:
+            return running[-1]
+        victim = running[0]
+        for request in running:
+            if request.priority > victim.priority or (
+                request.priority == victim.priority and request.arrival_time > victim.arrival_time
+            ):
+                victim = request
+        return victim
+
+
+def _num_behind(request: Request) -> int:
+    """Tokens known (drafts and those that steps in flight will yield included) but not computed or scheduled."""
+    placeholders = request.num_output_placeholders
+    if placeholders > 0 and (
+        # Even if all drafts in flight are rejected, those steps reach max_tokens: no further step is needed.
+        request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
+    ):
+        return 0
+    return request.num_tokens + len(request.draft_token_ids) + placeholders - request.num_computed_tokens

@@ -1,0 +1,297 @@
+"""Scheduler: one token budget a step, no phases.
+
+Every request has tokens it knows and tokens it has computed; a step hands out budget so that computed catches up with
+known (plus drafts). A decode is a request one token behind, a prefill one that is many behind, and both mix freely.
+
+    schedule():  running requests first, in order; when blocks run out, preempt from the tail (under PRIORITY: the
+                 lowest priority) -> then, if nothing was preempted, waiting requests while budget, seats, blocks last
+    update_from_output(): tokens come back; drafts are accepted or taken back; who is done frees its blocks
+
+A preempted request loses its blocks, keeps its tokens, and starts over at the front of the queue; what is still cached
+of it is a prefix hit then. Decisions are vLLM's, step for step; docs/differences.md lists where they are not.
+"""
+
+from typing import Final
+
+from kvledger.errors import RequestError, RequestTooLargeError, UnknownRequestError
+from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.request import Request, RequestStatus
+from kvledger.scheduler.config import SchedulerConfig
+from kvledger.scheduler.external import ExternalKVSource
+from kvledger.scheduler.output import RequestOutput, SchedulerOutput
+from kvledger.scheduler.running_pass import RunningPass
+from kvledger.scheduler.state import SchedulerState
+from kvledger.scheduler.step import StepBuilder
+from kvledger.scheduler.waiting_pass import WaitingPass
+
+
+class Scheduler:
+    """Drives one KVCacheManager. One owner thread."""
+
+    def __init__(
+        self, manager: KVCacheManager, config: SchedulerConfig, external_source: ExternalKVSource | None = None
+    ) -> None:
+        self.manager: Final = manager
+        self.config: Final = config
+        self._state: Final = SchedulerState(manager, config)
+        self._running_pass: Final = RunningPass(self._state)
+        self._waiting_pass: Final = WaitingPass(self._state, external_source)
+        self._step: int = 0
+        self._in_flight: list[SchedulerOutput] = []
+
+    # What is there
+
+    @property
+    def num_running(self) -> int:
+        return len(self._state.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._state.num_waiting
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions so far."""
+        return self._state.num_preemptions
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return len(self._state.requests) > 0
+
+    @property
+    def num_blocks_held_by_orphans(self) -> int:
+        """Blocks of aborted requests whose external load never reported."""
+        num_blocks = 0
+        for request_id in self._state.loads.orphans:
+            for group in self.manager.get_blocks(request_id).blocks:
+                num_blocks += len(group)
+        return num_blocks
+
+    def get_request(self, request_id: str) -> Request:
+        """UnknownRequestError when it is not here (any more)."""
+        request = self._state.requests.get(request_id)
+        if request is None:
+            raise UnknownRequestError(f"request_id={request_id!r}: not here, or finished already; nothing was changed")
+        return request
+
+    def running_requests(self) -> list[Request]:
+        """Everything that runs, in the order of scheduling, in a fresh list."""
+        return self._state.running.copy()
+
+    def waiting_requests(self) -> list[Request]:
+        """Everything that waits, in the order of admission, in a fresh list."""
+        return self._state.waiting_requests()
+
+    # Requests come and go
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request.
+
+        RequestTooLargeError when its prompt can never fit (the pool, or max_model_len with one token to generate): it
+        would wait for ever, and everything behind it (vllm-project/vllm#39734). RequestError for an id in use.
+        """
+        self._require_unused(request.request_id)
+        if request.status is not RequestStatus.WAITING or self.manager.holds_blocks(request):
+            raise RequestError(
+                f"request {request.request_id!r} is {request.status.value}; only a fresh request can be added"
+            )
+        max_model_len = self.manager.max_model_len
+        if request.num_tokens >= max_model_len:
+            raise RequestTooLargeError(
+                f"request {request.request_id!r}: {request.num_tokens} prompt tokens leave no room to generate within "
+                f"max_model_len={max_model_len}; shorten the prompt or raise max_model_len"
+            )
+        error = self._state.pool_error(request, request.num_tokens)
+        if error is not None:
+            raise error
+        self._state.requests[request.request_id] = request
+        self._state.waiting.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request in whatever state it is. UnknownRequestError when it is not here (any more)."""
+        request = self.get_request(request_id)
+        is_orphan = self._state.loads.orphan(request, self._step)
+        self._state.finish(request, RequestStatus.FINISHED_ABORTED, keep_blocks=is_orphan)
+        self._state.sweep_running()
+
+    def fork(self, request_id: str, child_ids: list[str]) -> bool:
+        """Splits a running request into itself and children with the same tokens; they share its full blocks.
+
+        The children run from the next step on, where they come as new requests and the copies of the partial tail with
+        them. False, changing nothing, when seats (max_num_seqs) or blocks do not suffice.
+        """
+        parent = self.get_request(request_id)
+        if parent.status is not RequestStatus.RUNNING:
+            raise RequestError(f"request {request_id!r} is {parent.status.value}; only a running one can be forked")
+        for index, child_id in enumerate(child_ids):
+            self._require_unused(child_id)
+            if child_id in child_ids[:index]:
+                raise RequestError(f"child_ids: {child_id!r} is listed twice; ids must be unique")
+        if self.num_running + len(child_ids) > self.config.max_num_seqs:
+            return False
+        children: list[Request] = []
+        for child_id in child_ids:
+            child = parent.twin(child_id)
+            if self.manager.fork(parent, child) is None:
+                for made in children:
+                    self.manager.free(made)
+                return False
+            children.append(child)
+        for child in children:
+            self._state.start_fork(child, parent.num_computed_tokens - parent.num_in_flight_tokens)
+        return True
+
+    def update_draft_tokens(self, request_id: str, draft_token_ids: list[int]) -> None:
+        """Drafts that the next step shall verify. Ignored for requests that are gone or still in their prompt."""
+        request = self._state.requests.get(request_id)
+        if request is not None:
+            request.draft_token_ids = [] if request.is_prefill_chunk else draft_token_ids
+
+    def external_load_finished(self, request_id: str, num_valid_tokens: int) -> None:
+        """An asynchronous load is done: the request's first num_valid_tokens tokens have values (0: it failed)."""
+        orphan = self._state.loads.finish(request_id, num_valid_tokens)
+        if orphan is not None:
+            self.manager.free(orphan)
+
+    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+        """Forgets all cached content; False while requests hold blocks.
+
+        `preempt_running` preempts the running ones first. Their steps in flight compute on old values, so the output of
+        those steps is dropped.
+        """
+        if preempt_running:
+            while self._state.running:
+                self._state.preempt(self._state.running[-1], drop_stale_output=True)
+        return self.manager.reset_prefix_cache()
+
+    # One step
+
+    def schedule(self) -> SchedulerOutput:
+        """Puts the next step together. RequestError when max_steps_in_flight steps are out already."""
+        if len(self._in_flight) >= self.config.max_steps_in_flight:
+            raise RequestError(f"{len(self._in_flight)} steps are in flight; call update_from_output first")
+        self._step += 1
+        state = self._state
+        for orphan in state.loads.take_expired(self._step):
+            self.manager.free(orphan)
+        step = StepBuilder(self._step, self.config.max_num_batched_tokens)
+        self._running_pass.schedule(step)
+        if not step.has_preempted:
+            self._waiting_pass.schedule(step)
+        output = step.output
+        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - step.token_budget
+        output.preempted_request_ids = state.preempted_ids
+        output.finished_request_ids = state.finished_ids
+        state.preempted_ids = []
+        state.finished_ids = []
+        output.block_copies = self.manager.take_block_copies()
+        self._advance(output)
+        self._in_flight.append(output)
+        return output
+
+    def update_from_output(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
+        """Closes the oldest step in flight. sampled_token_ids[i] belongs to output.request_ids[i]: the sampled tokens,
+        accepted drafts first; empty for a prompt that is not through. Returns what requests gained, in that order.
+        """
+        self._require_sound_output(output, sampled_token_ids)
+        del self._in_flight[0]
+        if output.block_copies:
+            self.manager.release_block_copies(output.block_copies)
+        outputs: list[RequestOutput] = []
+        any_finished = False
+        for index, request in enumerate(output.requests):
+            num_tokens = output.num_scheduled_tokens[index]
+            request.num_in_flight_tokens -= num_tokens
+            is_stale = request.num_stale_tokens > 0
+            if is_stale:
+                request.num_stale_tokens -= num_tokens
+            sampled = sampled_token_ids[index]
+            if not sampled or request.is_finished or (is_stale and request.drops_stale_output):
+                continue
+            if output.draft_token_ids and not is_stale:
+                self._take_back_rejected(output, request, len(sampled))
+            gained = self._take_tokens(request, sampled, is_stale)
+            outputs.append(gained)
+            if gained.finish is not None:
+                any_finished = True
+        if any_finished:
+            self._state.sweep_running()
+        return outputs
+
+    def check(self) -> None:
+        """Proves that every request is where its status says, and every layer below. For tests and replay --check."""
+        self._state.check()
+
+    def _advance(self, output: SchedulerOutput) -> None:
+        """Counts the step as computed, so that the next one can be scheduled before it is back."""
+        two_in_flight = self.config.max_steps_in_flight > 1
+        num_scheduled = output.num_scheduled_tokens
+        for index, request in enumerate(output.requests):
+            num_tokens = num_scheduled[index]
+            request.num_computed_tokens += num_tokens
+            request.num_in_flight_tokens += num_tokens
+            request.is_prefill_chunk = (
+                request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
+            )
+            if two_in_flight and not request.is_prefill_chunk:
+                drafts = output.draft_token_ids.get(request.request_id)
+                request.num_output_placeholders += 1 + (0 if drafts is None else len(drafts))
+                request.draft_token_ids = [-1] * self.config.num_speculative_tokens
+
+    def _take_back_rejected(self, output: SchedulerOutput, request: Request, num_sampled: int) -> None:
+        drafts = output.draft_token_ids.get(request.request_id)
+        if drafts is None:
+            return
+        num_rejected = len(drafts) - (num_sampled - 1)
+        if request.num_computed_tokens > 0:
+            request.num_computed_tokens -= num_rejected
+        if request.num_output_placeholders > 0:
+            request.num_output_placeholders -= num_rejected
+
+    def _take_tokens(self, request: Request, sampled: list[int], is_stale: bool) -> RequestOutput:
+        """Appends sampled tokens up to a stop; caches what became certain when steps overlap."""
+        finish: RequestStatus | None = None
+        num_taken = 0
+        for token_id in sampled:
+            request.append_token(token_id)
+            num_taken += 1
+            finish = self._finish_status(request, token_id)
+            if finish is not None:
+                break
+        if self.config.max_steps_in_flight > 1:
+            if not is_stale:
+                request.num_output_placeholders -= num_taken
+            if request.status is RequestStatus.RUNNING:
+                self.manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
+        if finish is not None:
+            self._state.finish(request, finish)
+        taken = sampled if num_taken == len(sampled) else sampled[:num_taken]
+        return RequestOutput(request.request_id, taken, finish)
+
+    def _finish_status(self, request: Request, token_id: int) -> RequestStatus | None:
+        if request.stop_token_ids and token_id in request.stop_token_ids:
+            return RequestStatus.FINISHED_STOPPED
+        if request.num_tokens >= self.manager.max_model_len or request.num_output_tokens >= request.max_tokens:
+            return RequestStatus.FINISHED_LENGTH
+        return None
+
+    def _require_unused(self, request_id: str) -> None:
+        if request_id in self._state.requests or request_id in self._state.loads.orphans:
+            raise RequestError(f"request_id={request_id!r}: in use; ids must be unique while a request lives")
+
+    def _require_sound_output(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> None:
+        if not self._in_flight or self._in_flight[0] is not output:
+            raise RequestError(f"step {output.step} is not the oldest step in flight; steps come back in order")
+        if len(sampled_token_ids) != len(output.requests):
+            raise RequestError(
+                f"sampled_token_ids: {len(sampled_token_ids)} lists for {len(output.requests)} scheduled requests"
+            )
+        for index, sampled in enumerate(sampled_token_ids):
+            if len(sampled) > 1:
+                request_id = output.request_ids[index]
+                num_drafts = len(output.draft_token_ids.get(request_id, []))
+                if len(sampled) > 1 + num_drafts:
+                    raise RequestError(
+                        f"sampled_token_ids[{index}]: {len(sampled)} tokens for request {request_id!r}, which verified "
+                        f"{num_drafts} drafts; at most one more than that can come back"
+                    )

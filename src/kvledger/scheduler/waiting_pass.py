@@ -1,0 +1,158 @@
+"""WaitingPass: admits waiting requests, in order, while budget, seats and blocks last."""
+
+from typing import Final
+
+from kvledger.kv_cache_blocks import AdmissionRule, PrefixHit
+from kvledger.request import Request, RequestStatus
+from kvledger.scheduler.external import ExternalKVSource
+from kvledger.scheduler.state import SchedulerState
+from kvledger.scheduler.step import StepBuilder
+
+
+class Candidate:
+    """A waiting request with what is known of it already: `| local hit | external hit |`, and how that arrives."""
+
+    def __init__(self, request: Request, hit: PrefixHit | None, num_external: int, asynchronous: bool) -> None:
+        self.request: Final = request
+        # None for a request that holds its computed blocks already, after a load.
+        self.hit: Final = hit
+        self.num_external: Final = num_external
+        self.asynchronous: Final = asynchronous
+        num_local = request.num_computed_tokens if hit is None else hit.num_tokens
+        self.num_computed: Final = num_local + num_external
+
+
+class WaitingPass:
+    """The second half of schedule(). The first request that does not fit ends it: nobody overtakes."""
+
+    def __init__(self, state: SchedulerState, source: ExternalKVSource | None) -> None:
+        self._state: Final = state
+        self._manager: Final = state.manager
+        self._config: Final = state.config
+        self._source: Final = source
+
+    def schedule(self, step: StepBuilder) -> None:
+        state = self._state
+        threshold = state.long_prefill_threshold()
+        skipped: list[Request] = []
+        while step.token_budget > 0 and len(state.running) < self._config.max_num_seqs:
+            queue = state.waiting_holders if len(state.waiting_holders) > 0 else state.waiting
+            if len(queue) == 0:
+                break
+            request = queue.peek()
+            candidate = self._look_up(request) if self._is_ready(request) else None
+            if candidate is None:
+                skipped.append(queue.pop())
+                continue
+            num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
+            if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
+                if queue is state.waiting_holders and not self._manager.holds_blocks(request):
+                    skipped.append(queue.pop())  # its load failed: it holds nothing any more and waits like others
+                break
+            queue.pop()
+            request.num_computed_tokens = candidate.num_computed
+            if candidate.asynchronous:
+                request.status = RequestStatus.WAITING_FOR_EXTERNAL_KV
+                state.loads.start(request)
+                skipped.append(request)
+                continue
+            state.start(request, num_new)
+            step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
+            if num_new > request.num_tokens - candidate.num_computed:
+                step.output.draft_token_ids[request.request_id] = [-1] * self._config.num_speculative_tokens
+        for request in reversed(skipped):
+            holds = self._manager.holds_blocks(request)
+            (state.waiting_holders if holds else state.waiting).add_first(request)
+
+    def _is_ready(self, request: Request) -> bool:
+        """False for a request that must be passed over in this step."""
+        if request.status is RequestStatus.WAITING_FOR_EXTERNAL_KV:
+            num_valid = self._state.loads.take_arrival(request)
+            if num_valid is None:
+                return False
+            self._end_load(request, num_valid)
+        # Its output is still to be delivered: computing the same positions again could sample them differently.
+        return request.num_stale_tokens == 0 or request.drops_stale_output
+
+    def _end_load(self, request: Request, num_valid_tokens: int) -> None:
+        request.status = RequestStatus.PREEMPTED if request.num_preemptions > 0 else RequestStatus.WAITING
+        if num_valid_tokens <= 0:
+            self._manager.free(request)
+            request.num_computed_tokens = 0
+            return
+        num_valid = min(num_valid_tokens, request.num_computed_tokens)
+        self._manager.cache_blocks(request, num_valid)
+        # The last token is computed again: its logits are needed.
+        request.num_computed_tokens = min(num_valid, request.num_tokens - 1)
+
+    def _look_up(self, request: Request) -> Candidate | None:
+        """What the prefix cache and the external source have. None while the source does not know yet."""
+        if request.num_computed_tokens > 0:
+            return Candidate(request, None, 0, False)
+        hit = self._manager.get_computed_blocks(request)
+        if self._source is None:
+            return Candidate(request, hit, 0, False)
+        offer = self._source.lookup(request, hit.num_tokens)
+        if offer is None:
+            return None
+        if offer.asynchronous:
+            num_external = min(offer.num_tokens, request.num_tokens - hit.num_tokens)
+            return Candidate(request, hit, num_external, True)
+        # At least one token is computed within this step.
+        return Candidate(request, hit, min(offer.num_tokens, request.num_tokens - 1 - hit.num_tokens), False)
+
+    def _num_new_tokens(self, step: StepBuilder, candidate: Candidate, threshold: int) -> int:
+        """Tokens to compute for a request that starts now; 0 when it had better not start in this step."""
+        config = self._config
+        num_computed = candidate.num_computed
+        num_new = candidate.request.num_tokens - num_computed
+        padded = 1 + config.num_speculative_tokens
+        if (
+            num_new == 1 < padded
+            and not step.has_prefill
+            and (step.has_running or num_computed > 0)
+            and num_computed + padded + 1 <= self._manager.max_model_len
+        ):
+            # A lone decode joins a batch of decodes that verify drafts: it is padded with unknown drafts, so that every
+            # row has the same length (CUDA graphs need that), or it waits.
+            return padded if padded <= step.token_budget else 0
+        if 0 < threshold < num_new:
+            num_new = threshold
+        if not config.enable_chunked_prefill and num_new > step.token_budget:
+            return 0
+        return min(num_new, step.token_budget)
+
+    def _allocate(self, candidate: Candidate, num_new: int) -> bool:
+        request = candidate.request
+        rule = AdmissionRule(
+            self._config.reserve_full_sequence,
+            self._num_blocks_spoken_for() if candidate.asynchronous else 0,
+            len(self._state.running) > 0,
+        )
+        blocks = self._manager.allocate_slots(
+            request,
+            num_new,
+            candidate.hit,
+            num_lookahead_tokens=0 if candidate.asynchronous else self._config.num_lookahead_tokens,
+            num_external_computed_tokens=candidate.num_external,
+            delay_cache_blocks=candidate.asynchronous,
+            admission=rule,
+        )
+        if blocks is None:
+            return False
+        if candidate.hit is not None:
+            self._manager.record_prefix_lookup(request, candidate.hit.num_tokens)
+            if self._source is not None:
+                block_ids = self._manager.get_block_ids(request.request_id)
+                self._source.allocated(request, block_ids, candidate.num_external)
+        return True
+
+    def _num_blocks_spoken_for(self) -> int:
+        """Blocks that prompts in flight and loads under way still need to finish."""
+        num_blocks = 0
+        for request in self._state.running:
+            if request.is_prefill_chunk:
+                num_blocks += self._manager.num_blocks_missing(request)
+        for request in self._state.loads.loading.values():
+            num_blocks += self._manager.num_blocks_missing(request)
+        return num_blocks

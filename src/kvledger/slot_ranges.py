@@ -1,0 +1,48 @@
+"""The half-open token ranges of one allocate_slots call, computed once and read by every layer below.
+
+    | computed | new_computed | external_computed |  new  | lookahead |
+    0          ^ held already  ^ local_end         ^ computed_end      ^ slots_end
+                                                          ^ new_end
+
+computed           counted in request.num_computed_tokens: blocks are held already
+new_computed       this call's prefix hit in the local cache: blocks exist, references are added
+external_computed  a connector delivers the values: blocks are taken, nothing is computed
+new                computed in this step, unverified drafts included
+lookahead          slots that a drafter writes beyond them
+"""
+
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+
+@mypyc_attr(acyclic=True)
+class SlotRanges:
+    """Positions in tokens from the start of the sequence.
+
+    `is_gate`: these are not the ranges of a step but of the whole sequence, to see whether it would fit. `prefill_end`:
+    where the known tokens end that must be computed before the first new token can be sampled.
+    """
+
+    def __init__(
+        self,
+        local_end: int,
+        computed_end: int,
+        new_end: int,
+        slots_end: int,
+        num_encoder_tokens: int = 0,
+        prefill_end: int = 0,
+        is_gate: bool = False,
+    ) -> None:
+        self.local_end: Final = local_end
+        # Not capped to max_model_len: the cache may know more than the model takes.
+        self.computed_end: Final = computed_end
+        self.new_end: Final = new_end
+        self.slots_end: Final = slots_end
+        self.num_encoder_tokens: Final = num_encoder_tokens
+        self.prefill_end: Final = prefill_end
+        self.is_gate: Final = is_gate
+
+    @property
+    def num_external(self) -> int:
+        return self.computed_end - self.local_end

@@ -1,0 +1,159 @@
+"""Builds vLLM's manager, scheduler and requests for comparison, without a model or a GPU."""
+
+import json
+from pathlib import Path
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tests.side_by_side.layouts import Layout
+
+init_none_hash(sha256)
+
+
+def kv_cache_config(num_blocks: int, block_size: int) -> KVCacheConfig:
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=8, dtype=torch.float16)
+    return KVCacheConfig(
+        num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer.0"], spec)]
+    )
+
+
+def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
+    return KVCacheManager(
+        layout.their_config(num_blocks),
+        max_model_len=max_model_len,
+        scheduler_block_size=layout.base_block_size,
+        hash_block_size=layout.unit,
+        max_in_flight_tokens=layout.max_in_flight_tokens,
+        enable_caching=layout.enable_caching,
+        use_eagle=layout.num_draft_lookahead > 0,
+        num_prefill_lookahead=layout.num_draft_lookahead,
+        log_stats=True,
+        dcp_world_size=layout.context_parallel_size,
+        watermark=watermark,
+        enable_mamba_shared_prefix_checkpoint=layout.pins_shared_prefix,
+    )
+
+
+class RequestFactory:
+    """vLLM requests whose blocks are hashed over `block_size` tokens."""
+
+    def __init__(self, block_size: int, enable_caching: bool = True) -> None:
+        self._hasher = get_request_block_hasher(block_size, sha256) if enable_caching else None
+
+    def make(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int = 16,
+        *,
+        stop_token_ids: tuple[int, ...] = (),
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        cache_salt: str = "",
+    ) -> Request:
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=list(stop_token_ids), ignore_eos=True)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling_params=params,
+            pooling_params=None,
+            priority=priority,
+            arrival_time=arrival_time,
+            cache_salt=cache_salt or None,
+            block_hasher=self._hasher,
+        )
+
+
+def make_scheduler(
+    directory: str,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    policy: str = "fcfs",
+    enable_caching: bool = True,
+    enable_chunked_prefill: bool = True,
+    long_prefill_token_threshold: int = 0,
+    reserve_full_sequence: bool = True,
+    watermark: float = 0.0,
+    num_speculative_tokens: int = 0,
+    async_scheduling: bool = False,
+) -> Scheduler:
+    """vLLM's Scheduler over a model that exists only as a config.json in `directory`."""
+    _write_model_config(Path(directory), max_model_len)
+    model = ModelConfig(model=directory, skip_tokenizer_init=True, dtype="float16", seed=0, max_model_len=max_model_len)
+    scheduler = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        policy=policy,
+        enable_chunked_prefill=enable_chunked_prefill,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        scheduler_reserve_full_isl=reserve_full_sequence,
+        watermark=watermark,
+        async_scheduling=async_scheduling,
+        is_encoder_decoder=False,
+    )
+    cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_caching, gpu_memory_utilization=0.9)
+    speculative = None
+    if num_speculative_tokens:
+        speculative = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=num_speculative_tokens,
+            prompt_lookup_max=3,
+            target_model_config=model,
+            target_parallel_config=ParallelConfig(),
+        )
+    config = VllmConfig(
+        model_config=model,
+        scheduler_config=scheduler,
+        cache_config=cache,
+        speculative_config=speculative,
+        device_config=DeviceConfig("cpu"),
+    )
+    cache.block_size = block_size
+    cache.num_gpu_blocks = num_blocks
+    kind = AsyncScheduler if async_scheduling else Scheduler
+    return kind(
+        vllm_config=config,
+        kv_cache_config=kv_cache_config(num_blocks, block_size),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_size,
+        log_stats=True,
+    )
+
+
+def _write_model_config(directory: Path, max_model_len: int) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
+        "vocab_size": 100,
+        "max_position_embeddings": max_model_len,
+        "torch_dtype": "float16",
+    }
+    (directory / "config.json").write_text(json.dumps(config))

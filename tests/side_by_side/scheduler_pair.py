@@ -1,0 +1,243 @@
+"""vLLM's scheduler and ours, given the same requests, aborts and sampled tokens, and compared after every step."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from vllm.v1.core.sched.output import SchedulerOutput as TheirOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import RequestStatus as TheirStatus
+
+from kvledger import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+    Request,
+    RequestStatus,
+)
+from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy
+from tests.side_by_side import reference
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH: "length",
+    None: None,
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Both schedulers' configuration."""
+
+    num_blocks: int
+    block_size: int = 4
+    max_model_len: int = 128
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 32
+    by_priority: bool = False
+    enable_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    reserve_full_sequence: bool = True
+    watermark: float = 0.0
+    num_speculative_tokens: int = 0
+    num_lookahead_tokens: int = 0
+    steps_in_flight: int = 1
+
+
+@dataclass
+class Work:
+    """One request to come."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    priority: int = 0
+    arrival_time: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class InFlight:
+    """A scheduled step with the tokens that its forward pass will sample."""
+
+    ours: SchedulerOutput
+    theirs: TheirOutput
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+
+
+class SchedulerPair:
+    def __init__(self, limits: Limits, directory: str, seed: int) -> None:
+        self.limits = limits
+        self.rng = random.Random(seed)
+        spec = FullAttentionSpec(limits.block_size, num_kv_heads=1, head_size=8, dtype="float16")
+        self.ours = Scheduler(
+            KVCacheManager(
+                KVCacheConfig(limits.num_blocks, (KVCacheGroupSpec(("layer.0",), spec),)),
+                limits.max_model_len,
+                enable_caching=limits.enable_caching,
+                watermark=limits.watermark,
+            ),
+            SchedulerConfig(
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                policy=SchedulingPolicy.PRIORITY if limits.by_priority else SchedulingPolicy.FCFS,
+                enable_chunked_prefill=limits.enable_chunked_prefill,
+                long_prefill_token_threshold=limits.long_prefill_token_threshold,
+                reserve_full_sequence=limits.reserve_full_sequence,
+                num_speculative_tokens=limits.num_speculative_tokens,
+                num_lookahead_tokens=limits.num_lookahead_tokens,
+                max_steps_in_flight=limits.steps_in_flight,
+            ),
+        )
+        is_async = limits.steps_in_flight > 1
+        self.theirs = reference.make_scheduler(
+            directory,
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            policy="priority" if limits.by_priority else "fcfs",
+            enable_caching=limits.enable_caching,
+            enable_chunked_prefill=limits.enable_chunked_prefill,
+            long_prefill_token_threshold=limits.long_prefill_token_threshold,
+            reserve_full_sequence=limits.reserve_full_sequence,
+            watermark=limits.watermark,
+            num_speculative_tokens=0 if is_async else limits.num_speculative_tokens,
+            async_scheduling=is_async,
+        )
+        if is_async and limits.num_speculative_tokens:
+            # Its configuration accepts drafts here only from a GPU drafter; the scheduler itself knows no difference.
+            self.theirs.num_spec_tokens = limits.num_speculative_tokens
+            self.theirs._spec_token_placeholders = [-1] * limits.num_speculative_tokens
+        self.theirs.num_lookahead_tokens = limits.num_lookahead_tokens
+        self.factory = reference.RequestFactory(limits.block_size, limits.enable_caching)
+        self.in_flight: deque[InFlight] = deque()
+        self.num_steps = 0
+        self.num_tokens = 0
+
+    def add(self, work: Work) -> None:
+        self.ours.add_request(
+            Request(
+                work.request_id,
+                work.prompt,
+                max_tokens=work.max_tokens,
+                priority=work.priority,
+                arrival_time=work.arrival_time,
+                stop_token_ids=work.stop_token_ids,
+            )
+        )
+        self.theirs.add_request(
+            self.factory.make(
+                work.request_id,
+                work.prompt,
+                work.max_tokens,
+                priority=work.priority,
+                arrival_time=work.arrival_time,
+                stop_token_ids=work.stop_token_ids,
+            )
+        )
+
+    def abort(self, request_id: str) -> None:
+        self.ours.abort(request_id)
+        self.theirs.finish_requests(request_id, TheirStatus.FINISHED_ABORTED)
+        self.same_state()
+
+    def reset(self, preempt_running: bool) -> None:
+        assert self.ours.reset_prefix_cache(preempt_running) == self.theirs.reset_prefix_cache(preempt_running)
+        self.same_state()
+
+    def step(self) -> None:
+        """Schedules a step on both sides; closes the oldest one when as many are out as may be."""
+        if len(self.in_flight) == self.limits.steps_in_flight:
+            self.close()
+        step = InFlight(self.ours.schedule(), self.theirs.schedule())
+        self.num_steps += 1
+        self.same_step(step.ours, step.theirs)
+        for request_id in step.theirs.num_scheduled_tokens:
+            if not self.theirs.requests[request_id].is_prefill_chunk:
+                num_drafts = len(step.theirs.scheduled_spec_decode_tokens.get(request_id, ()))
+                num_accepted = self.rng.randint(0, num_drafts)
+                step.sampled[request_id] = [self.rng.randrange(100) for _ in range(1 + num_accepted)]
+        self.in_flight.append(step)
+        self.same_state()
+
+    def close(self) -> None:
+        """Brings the oldest step's tokens back to both sides, then new drafts for the next step."""
+        step = self.in_flight.popleft()
+        request_ids = step.ours.request_ids
+        sampled = [step.sampled.get(request_id, []) for request_id in request_ids]
+        ours = self.ours.update_from_output(step.ours, [list(tokens) for tokens in sampled])
+        theirs = self.theirs.update_from_output(
+            step.theirs,
+            ModelRunnerOutput(
+                req_ids=request_ids,
+                req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+                sampled_token_ids=[list(tokens) for tokens in sampled],
+            ),
+        )
+        their_outputs = [
+            (o.request_id, o.new_token_ids, None if o.finish_reason is None else str(o.finish_reason))
+            for outputs in theirs.values()
+            for o in outputs.outputs
+        ]
+        assert [(o.request_id, o.new_token_ids, FINISH_REASONS[o.finish]) for o in ours] == their_outputs
+        self.num_tokens += sum(len(o.new_token_ids) for o in ours)
+        if self.limits.num_speculative_tokens and self.limits.steps_in_flight == 1:
+            self.draft(request_ids)
+        self.same_state()
+
+    def drain(self) -> None:
+        """Runs until both sides have nothing left to do."""
+        while self.ours.has_unfinished_requests or self.in_flight:
+            if self.in_flight and (len(self.in_flight) == self.limits.steps_in_flight or not self.ours.num_running):
+                self.close()
+            else:
+                self.step()
+
+    def draft(self, request_ids: list[str]) -> None:
+        most = self.limits.num_speculative_tokens
+        drafts = [[self.rng.randrange(100) for _ in range(self.rng.randint(0, most))] for _ in request_ids]
+        for request_id, tokens in zip(request_ids, drafts, strict=True):
+            self.ours.update_draft_tokens(request_id, list(tokens))
+        self.theirs.update_draft_token_ids(DraftTokenIds(request_ids, [list(tokens) for tokens in drafts]))
+
+    def same_step(self, ours: SchedulerOutput, theirs: TheirOutput) -> None:
+        assert list(ours.num_tokens_by_request().items()) == list(theirs.num_scheduled_tokens.items())
+        assert ours.total_num_scheduled_tokens == theirs.total_num_scheduled_tokens
+        assert ours.draft_token_ids == theirs.scheduled_spec_decode_tokens
+        assert set(ours.preempted_request_ids) == theirs.preempted_req_ids
+        assert set(ours.finished_request_ids) == theirs.finished_req_ids
+        cached = theirs.scheduled_cached_reqs
+        full_ids = {r.req_id: (r.block_ids, r.num_computed_tokens) for r in theirs.scheduled_new_reqs}
+        new_ids = {}
+        for index, request_id in enumerate(cached.req_ids):
+            entry = (cached.new_block_ids[index], cached.num_computed_tokens[index])
+            # Theirs sends a resumed request among the running ones, marked as resumed; ours always as a new one.
+            (full_ids if request_id in cached.resumed_req_ids else new_ids)[request_id] = entry
+        assert {r.request_id: (r.block_ids, r.num_computed_tokens) for r in ours.new_requests} == full_ids
+        our_new_ids = {
+            request_id: (ours.new_block_ids[index], ours.num_computed_tokens[index])
+            for index, request_id in enumerate(ours.request_ids)
+            if request_id not in full_ids
+        }
+        assert our_new_ids == new_ids
+
+    def same_state(self) -> None:
+        our_pool = self.ours.manager._pool
+        their_pool = self.theirs.kv_cache_manager.block_pool
+        assert [r.request_id for r in self.ours.running_requests()] == [r.request_id for r in self.theirs.running]
+        waiting = [r.request_id for r in self.ours.waiting_requests()]
+        assert waiting == [r.request_id for r in self.theirs.waiting]
+        assert our_pool.free_queue.block_ids() == [
+            b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()
+        ]
+        assert [b.ref_cnt for b in our_pool.blocks[1:]] == [b.ref_cnt for b in their_pool.blocks[1:]]
+        for request in self.ours.running_requests():
+            their = self.theirs.requests[request.request_id]
+            assert request.num_computed_tokens == their.num_computed_tokens
+            assert request.num_in_flight_tokens == their.num_in_flight_tokens
+            assert request.num_output_placeholders == their.num_output_placeholders
+        self.ours.check()
