@@ -87,7 +87,11 @@ def our_spec(spec: KVCacheSpec) -> str:
     }
     if isinstance(spec, MambaSpec):
         words |= {"shapes": [list(shape) for shape in spec.shapes], "dtypes": list(spec.dtypes)}
-        words |= {"checkpoints": spec.num_prefill_checkpoint_blocks, "mode": spec.mamba_cache_mode}
+        words |= {
+            "checkpoint_step": spec.prefill_checkpoint_alignment,
+            "checkpoints": spec.num_prefill_checkpoint_blocks,
+            "mode": spec.mamba_cache_mode,
+        }
         return json.dumps(words, sort_keys=True)
     words |= {"dtype": "uint8" if spec.dtype == "fp8" else spec.dtype, "head_size": spec.head_size}  # type: ignore[attr-defined]
     if isinstance(spec, AttentionSpec):
@@ -105,6 +109,7 @@ def their_spec(spec: Record) -> str:
     if spec["type"] == "MambaSpec":
         words |= {"shapes": spec["shapes"], "dtypes": spec["dtypes"]}
         words |= {
+            "checkpoint_step": spec.get("prefill_checkpoint_alignment", 0),
             "checkpoints": spec.get("num_prefill_checkpoint_blocks", 0),
             "mode": spec.get("mamba_cache_mode", "none"),
         }

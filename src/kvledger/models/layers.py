@@ -24,6 +24,8 @@ from kvledger.spec import (
 
 # Bytes of one token's vector where an fp8 MLA kernel packs 512 values, their scales and 64 rotary values in bfloat16.
 FP8_DS_MLA_BYTES = 656
+# Tokens between the places where a prefill kernel can write a checkpoint; other kinds write them at block boundaries.
+CHECKPOINT_STEPS = {"mamba2": 1, "kda": 16}
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class StateCache(LayerCache):
         return (settings.model_dtype, recurrent)
 
     def spec(self, settings: CacheSettings) -> KVCacheSpec:
+        writes = self.kind in settings.checkpointing
         return MambaSpec(
             settings.state_block_size,
             self.shapes(settings.tensor_parallel_size),
@@ -167,7 +170,8 @@ class StateCache(LayerCache):
             self.kind,
             settings.cache_mode,
             0,
-            int(self.kind in settings.checkpointing),
+            int(writes),
+            CHECKPOINT_STEPS.get(self.kind, settings.state_block_size) if writes else 0,
         )
 
 
