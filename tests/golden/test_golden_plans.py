@@ -3,13 +3,13 @@
 from collections import Counter
 
 import pytest
-from plan_records import Record, comparable, differences, records, refusal_kind, request_of
 
 from kvledger.models.shards import Ranks
 from kvledger.models.weights import rank_weight_bytes
 from kvledger.sizing.plan import make_plan
 from kvledger.sizing.pool import pipeline_stages
 from kvledger.sizing.refusal import RefusedError
+from tests.golden.plan_records import Record, comparable, differences, records, refusal_kind, request_of
 
 VERSIONS = ("0.33", "0.32")
 EVERY = [(version, record) for version in VERSIONS for record in comparable(version)]

@@ -11,6 +11,7 @@ import kvledger
 from kvledger.cli import main
 from tests.unit.test_architecture import core_sources
 
+
 def is_pure(module: str) -> bool:
     return (import_module(f"kvledger.{module}").__file__ or "").endswith(".py")
 

@@ -1,7 +1,6 @@
 """What an engine decides by itself: batches, kernels, block sizes, refusals; and what the options check."""
 
 import pytest
-from planning import facts, gib, made_up, plan, request
 
 from kvledger.errors import ConfigError
 from kvledger.sizing.gpus import find_gpu, gpus
@@ -10,6 +9,7 @@ from kvledger.sizing.plan import make_plan
 from kvledger.sizing.pool import longest_that_fits, pipeline_stages
 from kvledger.sizing.refusal import HEADS, NO_BACKEND, TOO_LONG, RefusedError
 from kvledger.sizing.versions import tokens_by_concurrency, version_rules
+from tests.unit.sizing.planning import facts, gib, made_up, plan, request
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Bug reports about sizing that this planner must survive, by their number in the collection of field cases."""
 
 import pytest
-from planning import facts, gib, made_up, plan, request
 
 from kvledger.sizing.granularity import common_step, reuse_step
 from kvledger.sizing.groups import equal_pages, group_layers
@@ -11,6 +10,7 @@ from kvledger.sizing.plan import make_plan
 from kvledger.sizing.pool import RequestLimits
 from kvledger.sizing.refusal import NO_PROMOTION, RefusedError
 from kvledger.spec import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from tests.unit.sizing.planning import facts, gib, made_up, plan, request
 
 
 def test_b53_blocks_that_do_not_meet_leave_no_common_prefix() -> None:

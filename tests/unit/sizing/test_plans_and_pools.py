@@ -6,13 +6,13 @@ The plan bounds, the ledger holds; where nothing is freed or rounded both are th
 from collections import Counter
 
 import pytest
-from planning import CACHE_40_GIB, facts, request
 
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.request import Request
 from kvledger.sizing.plan import Plan, make_plan
 from kvledger.sizing.request import request_holding
 from kvledger.spec import KVCacheConfig
+from tests.unit.sizing.planning import CACHE_40_GIB, facts, request
 
 BATCH = 2_048
 PROMPT, OUTPUT = 9_000, 300

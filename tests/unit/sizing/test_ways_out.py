@@ -1,11 +1,11 @@
 """Ways out are computed: what they say fits does fit."""
 
 import pytest
-from planning import facts, gib, plan, request
 
 from kvledger.sizing.ask import answer
 from kvledger.sizing.plan import Plan
 from kvledger.sizing.refusal import Refusal
+from tests.unit.sizing.planning import facts, gib, plan, request
 
 
 def ways(result: Plan | Refusal) -> tuple[str, ...]:

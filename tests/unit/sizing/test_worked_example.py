@@ -1,11 +1,11 @@
 """The example of the specification, and its error and configuration tables, to the digit."""
 
 import pytest
-from planning import LLAMA_8B, gib, plan
 
 from kvledger.sizing.gpus import GIB, MIB
 from kvledger.sizing.refusal import DOES_NOT_FIT, NO_MEMORY
 from kvledger.sizing.request import request_holding
+from tests.unit.sizing.planning import LLAMA_8B, gib, plan
 
 AVAILABLE = 55_910 * MIB  # 54.6 GiB
 
