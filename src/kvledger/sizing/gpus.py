@@ -39,6 +39,7 @@ class Gpu:
     """One card. `total_bytes`: what CUDA reports, which the utilization is a share of; its range where it varies.
 
     `compute_capability` 0: not an NVIDIA card. `sourced`: every figure used here was looked up, not remembered.
+    `bandwidth_bytes_s` and `peak_flops` (dense, 16 bits): 0 where they are not known.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Gpu:
     compute_capability: float
     source: str
     sourced: bool
+    bandwidth_bytes_s: float = 0.0
+    peak_flops: float = 0.0
 
 
 @cache
@@ -72,8 +75,22 @@ def gpu_of(row: dict[str, str]) -> Gpu | None:
     capability = re.fullmatch(r"\d+\.\d+", row["compute_capability"])
     source = row["source"]
     return Gpu(
-        row["name"], total, low, high, float(capability.group()) if capability else 0.0, source, UNSOURCED not in source
+        row["name"],
+        total,
+        low,
+        high,
+        float(capability.group()) if capability else 0.0,
+        source,
+        UNSOURCED not in source,
+        first_number(row["bandwidth_GB_s"]) * 1e9,
+        first_number(row["bf16_dense_TFLOPs"]) * 1e12,
     )
+
+
+def first_number(text: str) -> float:
+    """The number at the start of a cell, 0 where there is none. What follows says where it is from."""
+    number = re.match(r"\d+(?:\.\d+)?", text)
+    return float(number.group()) if number else 0.0
 
 
 def squeezed(name: str) -> str:

@@ -10,9 +10,8 @@ from kvledger.sizing.plan import Plan
 from kvledger.sizing.pool import blocks_of_group
 from kvledger.sizing.refusal import Refusal
 from kvledger.sizing.request import RequestHolding, request_holding
+from kvledger.sizing.work import JSONValue, step_work
 from kvledger.spec import KVCacheGroupSpec, KVCacheSpec
-
-JSONValue = int | float | str | bool | None | list["JSONValue"] | dict[str, "JSONValue"]
 
 KIND_WORDS = {
     "FullAttentionSpec": "full attention",
@@ -155,6 +154,8 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
     }
     step = reuse_step(plan)
     answer["prefix_reuse_step"] = step.tokens if isinstance(step, ReuseStep) else None
+    if not plan.keeps_nothing:
+        answer["work"] = step_work(plan)
     if view.holding is not None:
         answer["request"] = dict(vars(view.holding))
     if view.layouts is not None:
