@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from kvledger.errors import ConfigError
-from kvledger.replay.config import num_blocks_in
+from kvledger.replay.layout import num_blocks_in
 from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel, find_gpu, gpu_names, kv_memory_bytes, num_pairs
 
 # Round numbers: after the efficiencies 0.6 and 0.8 a GPU does 6e12 flops and reads 8e9 bytes a second.
@@ -14,7 +14,7 @@ SHAPE = ModelShape(num_parameters=1_000_000_000, num_layers=10, num_heads=5, num
 
 
 def model(num_gpus: int = 1, overhead: float = 0.0) -> StepTimeModel:
-    return StepTimeModel(SHAPE, GPU, num_gpus, SHAPE.kv_bytes_per_token, overhead)
+    return StepTimeModel(SHAPE.work(), GPU, num_gpus, overhead)
 
 
 def test_the_default_shape_keeps_128_kib_a_token() -> None:
@@ -51,9 +51,9 @@ def test_pairs_of_a_causal_chunk() -> None:
 
 def test_memory_for_kv_is_what_the_weights_leave_of_ninety_percent() -> None:
     assert kv_memory_bytes(SHAPE, GPU, 2) == int(0.9 * 20 * 2**30) - 2_000_000_000
-    assert num_blocks_in(1_000_000, 16, 1200) == 52
+    assert num_blocks_in(1_000_000, 16 * 1200) == 52
     with pytest.raises(ConfigError, match="memory=30000: holds 1 blocks of 19200 bytes, and 2 are the least"):
-        num_blocks_in(30_000, 16, 1200)
+        num_blocks_in(30_000, 16 * 1200)
 
 
 def test_gpus_are_found_by_name() -> None:
