@@ -88,6 +88,8 @@ def replay(options: ReplayOptions) -> "ReplayResult":
     result.format = reader.name
     result.hash = options.hash if engine.enable_caching else "off"
     result.model = engine.name
+    result.gpu = engine.gpu.name
+    result.num_gpus = engine.num_gpus
     result.notes = engine.notes
     result.num_bad_lines = reader.lines.num_bad
     return result

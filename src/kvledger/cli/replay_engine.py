@@ -14,10 +14,11 @@ from typing import Final
 from kvledger.cli.replay_options import ReplayOptions
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.replay.config import one_group
-from kvledger.replay.layout import KVLayout, num_blocks_in
+from kvledger.replay.layout import InputError, KVLayout, num_blocks_in
 from kvledger.replay.layout_file import read_layout
 from kvledger.replay.planned_engine import PlannedEngine, read_plan
 from kvledger.replay.step_time import Gpu, ModelShape, StepWork, find_gpu, kv_memory_bytes
+from kvledger.units import cdiv
 
 DEFAULT_GPU: Final = "h100"
 DEFAULT_NUM_GPUS: Final = 4
@@ -57,7 +58,7 @@ def make_engine(options: ReplayOptions) -> ReplayEngine:
     """The engine that the options describe. ConfigError for options that do not go together."""
     _require_one_source(options)
     if options.plan is not None:
-        engine = _from_plan(options, read_plan(_read(options.plan), options.plan))
+        engine = _from_plan(options, read_plan(_read("plan", options.plan), options.plan))
     elif options.model is not None:
         engine = _from_model(options)
     else:
@@ -83,13 +84,15 @@ def _require_one_source(options: ReplayOptions) -> None:
         raise wrong_value(memory[1], value, f"{memory[0]} is given too", "give one of the two")
 
 
-def _read(path: str) -> bytes:
+def _read(option: str, path: str) -> bytes:
     if path == "-":
         return sys.stdin.buffer.read()
     try:
         return Path(path).read_bytes()
     except OSError as failed:
-        raise ConfigError(f"{path}: cannot be read ({failed.strerror or failed}); give the path of a file") from None
+        raise wrong_value(
+            option, path, f"cannot be read ({failed.strerror or failed})", "give the path of a file"
+        ) from None
 
 
 # The built-in shape and layout files
@@ -99,7 +102,7 @@ def _from_shape(options: ReplayOptions) -> ReplayEngine:
     shape = _shape(options)
     block_size = options.block_size or DEFAULT_BLOCK_SIZE
     if options.layout is not None:
-        layout, work = read_layout(_read(options.layout), options.layout, block_size, shape)
+        layout, work = read_layout(_read("layout", options.layout), options.layout, block_size, shape)
     else:
         layout, work = one_group(shape, block_size), shape.work(options.bytes_per_token)
         if options.bytes_per_token is not None:
@@ -141,7 +144,7 @@ def _num_blocks(options: ReplayOptions, shape: ModelShape, gpu: Gpu, num_gpus: i
     if options.memory is not None:
         return num_blocks_in(options.memory, bytes_per_block)
     if options.kv_cache_memory_bytes is not None:
-        return num_blocks_in(options.kv_cache_memory_bytes * num_gpus, bytes_per_block)
+        return num_blocks_in(options.kv_cache_memory_bytes, cdiv(bytes_per_block, num_gpus), "kv_cache_memory_bytes")
     left = kv_memory_bytes(shape, gpu, num_gpus)
     if left <= 0:
         raise wrong_value(
@@ -192,7 +195,7 @@ def _from_model(options: ReplayOptions) -> ReplayEngine:
     asked = Asked(options.model, options.gpu or DEFAULT_GPU, "0.33", engine_options)
     planned = answer(build_request(asked))
     if isinstance(planned, Refusal):
-        raise ConfigError(f"{options.model}: {_with_ways_out(planned.message, planned.ways_out)}")
+        raise InputError(f"{options.model}: {_with_ways_out(planned.message, planned.ways_out)}")
     text = json.dumps(plan_object(PlanView(planned, None))).encode()
     sized = replace(options, memory=None, kv_cache_memory_bytes=None, num_gpus=None, gpu=options.gpu or DEFAULT_GPU)
     return _from_plan(sized, read_plan(text, str(options.model)), is_given=memory is not None)
@@ -205,7 +208,7 @@ def _from_plan(options: ReplayOptions, planned: PlannedEngine, *, is_given: bool
     if planned.error is not None:
         has_blocks = is_given or any((options.num_blocks, options.memory, options.kv_cache_memory_bytes))
         if planned.error.kind not in _TOO_SMALL or not has_blocks:
-            raise ConfigError(f"{planned.model}: {_with_ways_out(planned.error.message, planned.error.ways_out)}")
+            raise InputError(f"{planned.model}: {_with_ways_out(planned.error.message, planned.error.ways_out)}")
         notes.append(f"a real engine would not start with this pool: {planned.error.message}")
     if planned.data_parallel_size > 1:
         notes.append(f"one of {planned.data_parallel_size} replicas is replayed, and gets the whole trace")
@@ -217,7 +220,7 @@ def _from_plan(options: ReplayOptions, planned: PlannedEngine, *, is_given: bool
     elif options.memory is not None:
         num_blocks = num_blocks_in(options.memory // planned.num_gpus, layout.bytes_per_block)
     elif options.kv_cache_memory_bytes is not None:
-        num_blocks = num_blocks_in(options.kv_cache_memory_bytes, layout.bytes_per_block)
+        num_blocks = num_blocks_in(options.kv_cache_memory_bytes, layout.bytes_per_block, "kv_cache_memory_bytes")
     assert planned.work is not None
     return ReplayEngine(
         layout,
@@ -235,4 +238,12 @@ def _from_plan(options: ReplayOptions, planned: PlannedEngine, *, is_given: bool
 
 
 def _with_ways_out(message: str, ways_out: list[str] | tuple[str, ...]) -> str:
-    return message + "".join(f"\n  - {way}" for way in ways_out)
+    """The refusal and what would fit, or how to replay all the same."""
+    ways = [*ways_out, "--num-blocks or --memory: replayed on that pool, whatever fits in it"]
+    return message + "".join(f"\n  - {way}" for way in ways) + _ELSEWHERE
+
+
+_ELSEWHERE: Final = (
+    "\nOptions that replay does not have: `kvledger plan MODEL ... --json > plan.json`, then `kvledger replay --plan "
+    "plan.json`"
+)

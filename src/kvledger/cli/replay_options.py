@@ -231,7 +231,10 @@ class ReplayOptions:
     ] = None
     weight_dtype: Annotated[Dtype | None, Option(help="Type of a weight. Default: bfloat16.")] = None
     kv_dtype: Annotated[
-        Dtype | None, Option(help="Type of a value in the KV cache. Default: bfloat16, or the model's.")
+        Dtype | None,
+        Option(
+            "--kv-dtype", "--kv-cache-dtype", help="Type of a value in the KV cache. Default: bfloat16, or the model's."
+        ),
     ] = None
 
     # The output

@@ -7,11 +7,16 @@ layout_file.py        a small file, written by hand
 
 from dataclasses import dataclass, replace
 
-from kvledger.errors import wrong_value
+from kvledger.errors import KVLedgerError, wrong_value
 from kvledger.ledger_rules import LedgerRules
 from kvledger.managers.policy import DraftRule
 from kvledger.managers.registry import ManagerRegistry
 from kvledger.spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
+
+
+class InputError(KVLedgerError):
+    """A model, plan or layout file that nothing can be replayed on: says why, and what to give instead."""
+
 
 # Longer than any request: the pool alone limits them.
 NO_LIMIT = 1 << 40
@@ -44,8 +49,18 @@ class KVLayout:
         return DraftRule() if self.drafts else None
 
     def with_drafts(self, drafts: int) -> "KVLayout":
-        """The same with a draft model: recurrent layers keep a state for each of its tokens."""
-        groups = tuple(replace(group, spec=_with_draft_states(group.spec, drafts)) for group in self.groups)
+        """The same with a draft model. Its layers are among those of full attention, where there are any; recurrent
+        layers keep a state for each of its tokens.
+        """
+        has_full = not all(is_sparse(group.spec) for group in self.groups)
+        groups = tuple(
+            replace(
+                group,
+                spec=_with_draft_states(group.spec, drafts),
+                is_draft=has_full and not is_sparse(group.spec),
+            )
+            for group in self.groups
+        )
         return replace(self, groups=groups, drafts=drafts)
 
     def config(self, num_blocks: int) -> KVCacheConfig:
@@ -69,12 +84,12 @@ def is_sparse(spec: KVCacheSpec) -> bool:
     return spec.max_admission_blocks(NO_LIMIT, 1) < spec.max_blocks_per_request(NO_LIMIT)
 
 
-def num_blocks_in(memory_bytes: int, bytes_per_block: int) -> int:
-    """Blocks of a pool of that many bytes. ConfigError when not even one usable block fits."""
+def num_blocks_in(memory_bytes: int, bytes_per_block: int, field: str = "memory") -> int:
+    """Blocks of a pool of that many bytes. ConfigError about `field` when not even one usable block fits."""
     num_blocks = memory_bytes // bytes_per_block
     if num_blocks < 2:
         raise wrong_value(
-            "memory",
+            field,
             memory_bytes,
             f"holds {max(0, num_blocks)} blocks of {bytes_per_block} bytes, and 2 are the least",
             "give more memory or fewer bytes per token",

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvledger.errors import ConfigError, wrong_value
-from kvledger.replay.layout import KVLayout
+from kvledger.errors import ConfigError
+from kvledger.replay.layout import InputError, KVLayout
 from kvledger.replay.step_time import AttentionWork, ModelShape, StepWork
 from kvledger.replay.trace_reader import describe
 from kvledger.spec import (
@@ -76,13 +76,16 @@ def read_layout(text: bytes, where: str, block_size: int, shape: ModelShape) -> 
     except msgspec.DecodeError as error:
         field, problem = describe(error)
         named = f", field {field}" if field else ""
-        raise ConfigError(f'{where}{named}: {problem}; see "Layout files" in docs/replay.md') from None
+        raise InputError(f'{where}{named}: {problem}; see "Layout files" in docs/replay.md') from None
     groups: list[KVCacheGroupSpec] = []
     attention: list[AttentionWork] = []
     state_bytes = 0
     for index, entry in enumerate(entries):
         _require_sound(f"{where}, field groups[{index}]", entry)
-        spec = entry.spec(block_size, shape)
+        try:
+            spec = entry.spec(block_size, shape)
+        except ConfigError as error:
+            raise InputError(f"{where}, field groups[{index}]: {error}") from None
         for _ in range(entry.count):
             names = tuple(f"group.{len(groups)}.layer.{layer}" for layer in range(entry.layers))
             groups.append(KVCacheGroupSpec(names, spec))
@@ -100,14 +103,13 @@ def read_layout(text: bytes, where: str, block_size: int, shape: ModelShape) -> 
 def _require_sound(where: str, entry: GroupEntry) -> None:
     allowed = FIELDS.get(entry.kind)
     if allowed is None:
-        raise wrong_value(f"{where}.kind", entry.kind, "not a kind of group", "use one of " + ", ".join(FIELDS))
+        raise InputError(f"{where}.kind: {entry.kind!r} is not a kind of group; use one of {', '.join(FIELDS)}")
     for name in ("window", "chunk", "num_kv_heads", "head_size", "dtype", "state_bytes", "cache_mode"):
         if getattr(entry, name) is not None and name not in allowed:
-            fix = "it takes " + ", ".join(allowed)
-            raise wrong_value(f"{where}.{name}", getattr(entry, name), f"not a field of kind {entry.kind}", fix)
+            raise InputError(f"{where}.{name}: not a field of kind {entry.kind}, which takes {', '.join(allowed)}")
     needed = _NEEDED.get(entry.kind)
     if needed is not None and getattr(entry, needed) is None:
-        raise ConfigError(f"{where}.{needed}: missing; kind {entry.kind} needs it")
+        raise InputError(f"{where}.{needed}: missing; kind {entry.kind} needs it")
 
 
 def _attention_work(entry: GroupEntry, spec: KVCacheSpec, num_layers: int, shape: ModelShape) -> AttentionWork:

@@ -7,7 +7,7 @@ import msgspec
 
 from kvledger import spec as specs
 from kvledger.errors import ConfigError
-from kvledger.replay.layout import KVLayout
+from kvledger.replay.layout import InputError, KVLayout
 from kvledger.replay.step_time import StepWork
 from kvledger.replay.trace_reader import describe
 from kvledger.spec import CrossAttentionSpec, KVCacheGroupSpec, KVCacheSpec
@@ -61,12 +61,12 @@ class PlannedEngine(msgspec.Struct):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def layout(self) -> KVLayout:
-        """ConfigError for a model that a trace of prompts cannot serve."""
+        """InputError for a model that a trace of prompts cannot serve."""
         groups = tuple(_group(index, group) for index, group in enumerate(self.groups))
         if not groups or self.work is None:
-            raise ConfigError(f"{self.model}: keeps no KV cache between steps (an encoder), so nothing can be replayed")
+            raise InputError(f"{self.model}: keeps no KV cache between steps (an encoder), so nothing can be replayed")
         if any(isinstance(group.spec, CrossAttentionSpec) for group in groups):
-            raise ConfigError(
+            raise InputError(
                 f"{self.model}: an encoder-decoder model, and a trace says nothing of the encoder's input (audio, "
                 "source text), which its cross attention keeps; replay a decoder, or describe the decoder's layers "
                 "in a --layout file"
@@ -81,16 +81,16 @@ class PlannedEngine(msgspec.Struct):
 
 
 def read_plan(text: bytes, where: str) -> PlannedEngine:
-    """The engine of a plan's JSON. ConfigError names the field that is missing or wrong."""
+    """The engine of a plan's JSON. InputError names the field that is missing or wrong."""
     try:
         return msgspec.json.decode(text, type=PlannedEngine)
     except msgspec.DecodeError as error:
         refusal = _refusal(text)
         if refusal is not None:
-            raise ConfigError(f"{where}: this plan is a refusal: {refusal}") from None
+            raise InputError(f"{where}: this plan is a refusal: {refusal}") from None
         field, problem = describe(error)
         named = f", field {field}" if field else ""
-        raise ConfigError(
+        raise InputError(
             f"{where}{named}: {problem}; give the output of `kvledger plan MODEL --gpu CARD --json`"
         ) from None
 
@@ -112,16 +112,16 @@ def _group(index: int, group: PlannedGroup) -> KVCacheGroupSpec:
     spec_class = _SPECS.get(kind) if isinstance(kind, str) else None
     if spec_class is None:
         known = ", ".join(_SPECS)
-        raise ConfigError(f"groups[{index}].spec.type={kind!r}: not a kind of group; use one of {known}")
+        raise InputError(f"groups[{index}].spec.type={kind!r}: not a kind of group; use one of {known}")
     known_fields = {field.name for field in fields(spec_class)}
     unknown = sorted(group.spec.keys() - known_fields - {"type"})
     if unknown:
-        raise ConfigError(f"groups[{index}].spec.{unknown[0]}: {kind} has no such field")
+        raise InputError(f"groups[{index}].spec.{unknown[0]}: {kind} has no such field")
     values = {name: _tuples(value) for name, value in group.spec.items() if name != "type"}
     try:
         spec = spec_class(**values)  # type: ignore[arg-type]
     except (TypeError, ConfigError) as error:
-        raise ConfigError(f"groups[{index}].spec: {error}") from None
+        raise InputError(f"groups[{index}].spec: {error}") from None
     return KVCacheGroupSpec(tuple(group.layer_names), spec)
 
 

@@ -109,6 +109,8 @@ class ReplayResult(msgspec.Struct):
     hit_step: int
     num_short_prompts: int
     model: str = ""
+    gpu: str = ""
+    num_gpus: int = 0
     notes: list[str] = []
     trace: str = ""
     format: str = ""

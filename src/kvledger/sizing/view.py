@@ -71,7 +71,8 @@ def padding_note(plan: Plan) -> str:
         return ""
     size = plan.layout.group_size
     word = "layer" if layers == 1 else "layers"
-    return f"{layers} padding {word}: groups of {size} do not divide the layers; --layout best shows what that costs"
+    fix = "`kvledger plan --layout best` shows what that costs"
+    return f"{layers} padding {word}: groups of {size} do not divide the layers; {fix}"
 
 
 def term_object(term: Term) -> dict[str, JSONValue]:
