@@ -51,9 +51,9 @@ def planned(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str)
 # of a chat shares 1,500 tokens with the first and the third 2,524 with the second. States are cached where a prompt's
 # last whole block ends.
 MODELS = [
-    ("google/gemma-3-4b-it-text-only", "--num-blocks=1500", 7, 16, 16, 2 * (1488 + 2512)),
+    ("google/gemma-3-4b-it-text-only", "--num-blocks=3000", 7, 16, 16, 2 * (1488 + 2512)),
     ("openai/gpt-oss-120b", "--num-blocks=1000", 2, 16, 16, 2 * (1488 + 2512)),
-    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "--num-blocks=1000", 4, 16, 16, 2 * (1488 + 2512)),
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "--num-blocks=2000", 4, 16, 16, 2 * (1488 + 2512)),
     ("deepseek-ai/DeepSeek-V3", "--num-blocks=500", 1, 16, 16, 2 * (1488 + 2512)),
     ("mistralai/Ministral-8B-Instruct-2410", "--num-blocks=500", 1, 16, 16, 2 * (1488 + 2512)),
     ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--num-blocks=100", 4, 576, 576, 2 * (1152 + 2304)),
@@ -81,7 +81,7 @@ def test_a_model_has_its_own_groups(
 
 
 def test_a_plan_is_replayed_like_its_model(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("openai/gpt-oss-120b", "--tensor-parallel-size", "2")
+    options = ("openai/gpt-oss-120b", "--tensor-parallel-size", "2", "--max-model-len", "4096")
     path = planned(capsys, tmp_path, *options, "--gpu", "H100", "--num-gpu-blocks-override", "900")
     by_plan = replay(capsys, trace, "--plan", path)
     by_model = replay(capsys, trace, "--model", *options, "--num-blocks", "900")
