@@ -12,10 +12,11 @@ from tempfile import mkdtemp
 from vllm.v1.outputs import ModelRunnerOutput
 
 from benchmarks.measure import Row, Side, compare, num_runs
-from benchmarks.subjects import BLOCK_SIZE, MAX_MODEL_LEN, decoding_prompts, our_manager, their_factory
+from benchmarks.subjects import BLOCK_SIZE, HYBRID, LAYOUT, MAX_MODEL_LEN, decoding_prompts, our_manager, their_factory
 from kvledger import Request
 from kvledger.scheduler import Scheduler, SchedulerConfig
 from tests.side_by_side import reference
+from tests.side_by_side.layouts import Layout
 
 QUESTION = "scheduler step: schedule + update"
 MAX_TOKENS = 10_000
@@ -23,9 +24,9 @@ TOKEN_BUDGET = 1024 * 512
 
 
 class Ours(Side):
-    def __init__(self, num_running: int, num_blocks: int) -> None:
+    def __init__(self, num_running: int, num_blocks: int, layout: Layout) -> None:
         config = SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=TOKEN_BUDGET)
-        self.scheduler = Scheduler(our_manager(num_blocks), config)
+        self.scheduler = Scheduler(our_manager(num_blocks, layout=layout), config)
         for index, prompt in enumerate(decoding_prompts(num_running)):
             self.scheduler.add_request(Request(f"r{index}", prompt, max_tokens=MAX_TOKENS))
         self.sampled = [[7] for _ in range(num_running)]
@@ -43,11 +44,11 @@ class Ours(Side):
 
 
 class Theirs(Side):
-    def __init__(self, num_running: int, num_blocks: int) -> None:
+    def __init__(self, num_running: int, num_blocks: int, layout: Layout) -> None:
         self.scheduler = reference.make_scheduler(
             mkdtemp(),
+            layout=layout,
             num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=num_running,
             max_num_batched_tokens=TOKEN_BUDGET,
@@ -91,10 +92,13 @@ class Cold(Side):
 
 def run(quick: bool) -> list[Row]:
     rows: list[Row] = []
-    for num_running in (64, 256, 1024):
+    for num_running, layout in ((64, LAYOUT), (256, LAYOUT), (1024, LAYOUT), (1024, HYBRID)):
         repeats = BLOCK_SIZE if quick else BLOCK_SIZE * (5 if num_running == 1024 else 12)
-        num_blocks = num_running * (256 + 2 * num_runs(repeats) + 3 * BLOCK_SIZE) // BLOCK_SIZE + 1
-        ours, theirs = Ours(num_running, num_blocks), Theirs(num_running, num_blocks)
-        rows.append(compare(QUESTION, f"{num_running} running", ours, theirs, repeats))
-    rows.append(compare(QUESTION, f"{num_running} running, cold caches", Cold(ours), Cold(theirs), repeats))
+        blocks_a_group = num_running * (256 + 2 * num_runs(repeats) + 3 * BLOCK_SIZE) // BLOCK_SIZE
+        num_blocks = blocks_a_group * len(layout.groups) + 1
+        ours, theirs = Ours(num_running, num_blocks, layout), Theirs(num_running, num_blocks, layout)
+        case = f"{num_running} running, {layout.name}"
+        rows.append(compare(QUESTION, case, ours, theirs, repeats))
+        if num_running == 1024:
+            rows.append(compare(QUESTION, f"{case}, cold caches", Cold(ours), Cold(theirs), repeats))
     return rows

@@ -13,18 +13,20 @@ from tests.side_by_side.layouts import Group, Layout
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 65_536
-LAYOUT = Layout("full", (Group("full", BLOCK_SIZE),))
+LAYOUT = Layout("1 group", (Group("full", BLOCK_SIZE),))
+# Gemma 3's shape: one group of full attention, five of windows that the benchmark's prompts have outgrown.
+HYBRID = Layout("6 groups", (Group("full", BLOCK_SIZE), *[Group("window", BLOCK_SIZE, window=128)] * 5))
 # Our name of a hash function -> vLLM's.
 HASHES = {"sha256": "sha256", "xxh3": "xxhash"}
 
 
-def our_manager(num_blocks: int, hash_name: str = "sha256") -> KVCacheManager:
+def our_manager(num_blocks: int, hash_name: str = "sha256", layout: Layout = LAYOUT) -> KVCacheManager:
     hasher = make_block_hasher(hash_name, BLOCK_SIZE)
-    return KVCacheManager(LAYOUT.our_config(num_blocks), MAX_MODEL_LEN, hasher=hasher)
+    return KVCacheManager(layout.our_config(num_blocks), MAX_MODEL_LEN, hasher=hasher)
 
 
-def their_manager(num_blocks: int) -> TheirManager:
-    return reference.make_manager(LAYOUT, num_blocks, MAX_MODEL_LEN)
+def their_manager(num_blocks: int, layout: Layout = LAYOUT) -> TheirManager:
+    return reference.make_manager(layout, num_blocks, MAX_MODEL_LEN)
 
 
 def their_factory(hash_name: str = "sha256") -> reference.RequestFactory:

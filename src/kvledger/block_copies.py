@@ -63,8 +63,17 @@ class BlockCopies:
                 raise BlockError(f"the copy of block {block_id} was released already; nothing was changed")
             num_held[block_id] = left
         self._num_held = {block_id: left for block_id, left in num_held.items() if left > 0}
+        # A block that is an end of several copies is given back once a call.
+        batch: list[KVCacheBlock] = []
+        seen: set[int] = set()
         for block in ends:
-            self._pool.free_blocks([block])
+            if int(block.block_id) in seen:
+                self._pool.free_blocks(batch)
+                batch = []
+                seen.clear()
+            batch.append(block)
+            seen.add(block.block_id)
+        self._pool.free_blocks(batch)
 
     def holders(self) -> dict[int, int]:
         """{block id: references held for copies}, a fresh copy for check()."""

@@ -215,11 +215,15 @@ class KVCacheCoordinator(ABC):
 
     def clip_chunk(self, request: Request, start: int, end: int, max_chunk: int) -> int:
         """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
+        asked = end
         for manager in self._chunk_clippers:
             end = manager.clip_chunk(request, start, end, max_chunk)
         rest = request.num_tokens - end
         if 0 < rest < self._min_rest:
             end -= self._min_rest - rest
+            if end <= start and asked >= request.num_tokens:
+                # A state would be cached too near to the prompt's end. It is not, or nothing would ever be computed.
+                return asked
         return max(end, start)
 
     def reset_prefix_cache(self) -> bool:

@@ -213,8 +213,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         engine, scheduler = self.engine, self.engine.scheduler
-        for num_steps in range(2000):
-            assert num_steps < 1999, f"no progress: {engine.describe()}"
+        most_steps = 2000 + 60 * self.num_made
+        for num_steps in range(most_steps + 1):
+            assert num_steps < most_steps, f"no progress: {engine.describe()}"
             engine.source.offers.clear()
             for name in self.loading():
                 engine.load(name)

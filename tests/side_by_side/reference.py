@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -19,20 +18,12 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.side_by_side.layouts import Layout
 
 init_none_hash(sha256)
-
-
-def kv_cache_config(num_blocks: int, block_size: int) -> KVCacheConfig:
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=8, dtype=torch.float16)
-    return KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer.0"], spec)]
-    )
 
 
 def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
@@ -85,13 +76,12 @@ class RequestFactory:
 def make_scheduler(
     directory: str,
     *,
+    layout: Layout,
     num_blocks: int,
-    block_size: int,
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
     policy: str = "fcfs",
-    enable_caching: bool = True,
     enable_chunked_prefill: bool = True,
     long_prefill_token_threshold: int = 0,
     reserve_full_sequence: bool = True,
@@ -114,7 +104,8 @@ def make_scheduler(
         async_scheduling=async_scheduling,
         is_encoder_decoder=False,
     )
-    cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_caching, gpu_memory_utilization=0.9)
+    block_size = max([g.block_size for g in layout.groups if g.kind == "mamba_align"], default=layout.base_block_size)
+    cache = CacheConfig(block_size=block_size, enable_prefix_caching=layout.enable_caching, gpu_memory_utilization=0.9)
     speculative = None
     if num_speculative_tokens:
         speculative = SpeculativeConfig(
@@ -133,14 +124,29 @@ def make_scheduler(
     )
     cache.block_size = block_size
     cache.num_gpu_blocks = num_blocks
+    cache.mamba_cache_mode = "align" if any(g.kind == "mamba_align" for g in layout.groups) else "none"
     kind = AsyncScheduler if async_scheduling else Scheduler
-    return kind(
+    made = kind(
         vllm_config=config,
-        kv_cache_config=kv_cache_config(num_blocks, block_size),
+        kv_cache_config=layout.their_config(num_blocks),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=block_size,
+        block_size=layout.base_block_size,
+        hash_block_size=layout.unit,
         log_stats=True,
     )
+    # A draft model would have to exist on disk; the scheduler only needs to know what follows from it.
+    made.kv_cache_manager = make_manager(layout, num_blocks, max_model_len, watermark)
+    made.use_eagle_block_drop = layout.num_draft_lookahead > 0
+    made.num_prefill_lookahead = layout.num_draft_lookahead
+    made.mamba_partial_cache_hit = (
+        made.need_mamba_block_aligned_split
+        and layout.unit < layout.base_block_size
+        and made.kv_cache_manager.coordinator.enable_partial_hash_hits
+    )
+    made.mamba_shared_prefix_checkpoint = (
+        made.mamba_partial_cache_hit and made.kv_cache_manager.mamba_shared_prefix_checkpoint
+    )
+    return made
 
 
 def _write_model_config(directory: Path, max_model_len: int) -> None:

@@ -4,20 +4,16 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput as TheirOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus as TheirStatus
 
-from kvledger import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheManager,
-    Request,
-    RequestStatus,
-)
+from kvledger import Request, RequestStatus
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy
 from tests.side_by_side import reference
+from tests.side_by_side.layouts import Layout
+from tests.side_by_side.ledger_pair import make_ours
 
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop",
@@ -31,12 +27,11 @@ class Limits:
     """Both schedulers' configuration."""
 
     num_blocks: int
-    block_size: int = 4
+    layout: Layout
     max_model_len: int = 128
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 32
     by_priority: bool = False
-    enable_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     reserve_full_sequence: bool = True
@@ -65,20 +60,17 @@ class InFlight:
     ours: SchedulerOutput
     theirs: TheirOutput
     sampled: dict[str, list[int]] = field(default_factory=dict)
+    copy_ends: list[KVCacheBlock] = field(default_factory=list)
 
 
 class SchedulerPair:
-    def __init__(self, limits: Limits, directory: str, seed: int) -> None:
+    def __init__(self, limits: Limits, directory: str, seed: int, steps_between_states: int = 1) -> None:
+        """`steps_between_states`: outputs are compared in every step, the whole state only once in so many."""
         self.limits = limits
+        self.steps_between_states = steps_between_states
         self.rng = random.Random(seed)
-        spec = FullAttentionSpec(limits.block_size, num_kv_heads=1, head_size=8, dtype="float16")
         self.ours = Scheduler(
-            KVCacheManager(
-                KVCacheConfig(limits.num_blocks, (KVCacheGroupSpec(("layer.0",), spec),)),
-                limits.max_model_len,
-                enable_caching=limits.enable_caching,
-                watermark=limits.watermark,
-            ),
+            make_ours(limits.layout, limits.num_blocks, limits.watermark, limits.max_model_len),
             SchedulerConfig(
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -94,13 +86,12 @@ class SchedulerPair:
         is_async = limits.steps_in_flight > 1
         self.theirs = reference.make_scheduler(
             directory,
+            layout=limits.layout,
             num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
             max_model_len=limits.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             policy="priority" if limits.by_priority else "fcfs",
-            enable_caching=limits.enable_caching,
             enable_chunked_prefill=limits.enable_chunked_prefill,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
             reserve_full_sequence=limits.reserve_full_sequence,
@@ -113,7 +104,10 @@ class SchedulerPair:
             self.theirs.num_spec_tokens = limits.num_speculative_tokens
             self.theirs._spec_token_placeholders = [-1] * limits.num_speculative_tokens
         self.theirs.num_lookahead_tokens = limits.num_lookahead_tokens
-        self.factory = reference.RequestFactory(limits.block_size, limits.enable_caching)
+        # vLLM gives the ends of a copy back when it is scheduled, ours when it is done: theirs waits for that here.
+        self.copy_ends: list[KVCacheBlock] = []
+        self.theirs._free_cow_retained_blocks = lambda blocks, fence: self.copy_ends.extend(blocks)
+        self.factory = reference.RequestFactory(limits.layout.unit, limits.layout.enable_caching)
         self.in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.num_tokens = 0
@@ -154,6 +148,7 @@ class SchedulerPair:
         if len(self.in_flight) == self.limits.steps_in_flight:
             self.close()
         step = InFlight(self.ours.schedule(), self.theirs.schedule())
+        step.copy_ends, self.copy_ends = self.copy_ends, []
         self.num_steps += 1
         self.same_step(step.ours, step.theirs)
         for request_id in step.theirs.num_scheduled_tokens:
@@ -167,6 +162,7 @@ class SchedulerPair:
     def close(self) -> None:
         """Brings the oldest step's tokens back to both sides, then new drafts for the next step."""
         step = self.in_flight.popleft()
+        self.theirs.kv_cache_manager.block_pool.free_blocks(step.copy_ends)
         request_ids = step.ours.request_ids
         sampled = [step.sampled.get(request_id, []) for request_id in request_ids]
         ours = self.ours.update_from_output(step.ours, [list(tokens) for tokens in sampled])
@@ -191,11 +187,13 @@ class SchedulerPair:
 
     def drain(self) -> None:
         """Runs until both sides have nothing left to do."""
+        last_step = self.num_steps + 20_000
         while self.ours.has_unfinished_requests or self.in_flight:
             if self.in_flight and (len(self.in_flight) == self.limits.steps_in_flight or not self.ours.num_running):
                 self.close()
             else:
                 self.step()
+            assert self.num_steps < last_step, "no progress"
 
     def draft(self, request_ids: list[str]) -> None:
         most = self.limits.num_speculative_tokens
@@ -210,6 +208,8 @@ class SchedulerPair:
         assert ours.draft_token_ids == theirs.scheduled_spec_decode_tokens
         assert set(ours.preempted_request_ids) == theirs.preempted_req_ids
         assert set(ours.finished_request_ids) == theirs.finished_req_ids
+        copies = [(c.source_block_id, c.target_block_id) for c in ours.block_copies]
+        assert copies == [(c.src_block_id, c.dst_block_id) for c in theirs.kv_cache_block_copies or ()]
         cached = theirs.scheduled_cached_reqs
         full_ids = {r.req_id: (r.block_ids, r.num_computed_tokens) for r in theirs.scheduled_new_reqs}
         new_ids = {}
@@ -226,6 +226,8 @@ class SchedulerPair:
         assert our_new_ids == new_ids
 
     def same_state(self) -> None:
+        if self.num_steps % self.steps_between_states:
+            return
         our_pool = self.ours.manager._pool
         their_pool = self.theirs.kv_cache_manager.block_pool
         assert [r.request_id for r in self.ours.running_requests()] == [r.request_id for r in self.theirs.running]
