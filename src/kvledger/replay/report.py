@@ -139,7 +139,7 @@ def _keeps(group: GroupResult) -> tuple[str, int, int, int]:
 def groups_held(groups: list[GroupResult]) -> Table:
     """What each group keeps, and the blocks of it that requests hold; of like groups, each."""
     table = _columns("Groups: blocks held by requests", "group", "keeps")
-    for heading in ("layers", "tokens", "block", "mean", "p95", "peak"):
+    for heading in ("layers", "tokens/block", "block", "mean", "p95", "peak"):
         table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
     for numbers, run in like_groups(groups):
         group = run[0]
