@@ -178,6 +178,7 @@ def _from_model(options: ReplayOptions) -> ReplayEngine:
     from kvledger.sizing.view import PlanView, plan_object
 
     num_gpus = options.num_gpus or 1
+    _gpu(options, DEFAULT_GPU)
     memory = options.kv_cache_memory_bytes
     if options.memory is not None:
         memory = options.memory // num_gpus
@@ -195,7 +196,7 @@ def _from_model(options: ReplayOptions) -> ReplayEngine:
     asked = Asked(options.model, options.gpu or DEFAULT_GPU, "0.33", engine_options)
     planned = answer(build_request(asked))
     if isinstance(planned, Refusal):
-        raise InputError(f"{options.model}: {_with_ways_out(planned.message, planned.ways_out)}")
+        raise _refused(str(options.model), planned.kind, planned.message, planned.ways_out)
     text = json.dumps(plan_object(PlanView(planned, None))).encode()
     sized = replace(options, memory=None, kv_cache_memory_bytes=None, num_gpus=None, gpu=options.gpu or DEFAULT_GPU)
     return _from_plan(sized, read_plan(text, str(options.model)), is_given=memory is not None)
@@ -208,7 +209,7 @@ def _from_plan(options: ReplayOptions, planned: PlannedEngine, *, is_given: bool
     if planned.error is not None:
         has_blocks = is_given or any((options.num_blocks, options.memory, options.kv_cache_memory_bytes))
         if planned.error.kind not in _TOO_SMALL or not has_blocks:
-            raise InputError(f"{planned.model}: {_with_ways_out(planned.error.message, planned.error.ways_out)}")
+            raise _refused(planned.model, planned.error.kind, planned.error.message, planned.error.ways_out)
         notes.append(f"a real engine would not start with this pool: {planned.error.message}")
     if planned.data_parallel_size > 1:
         notes.append(f"one of {planned.data_parallel_size} replicas is replayed, and gets the whole trace")
@@ -237,13 +238,13 @@ def _from_plan(options: ReplayOptions, planned: PlannedEngine, *, is_given: bool
     )
 
 
-def _with_ways_out(message: str, ways_out: list[str] | tuple[str, ...]) -> str:
-    """The refusal and what would fit, or how to replay all the same."""
-    ways = [*ways_out, "--num-blocks or --memory: replayed on that pool, whatever fits in it"]
-    return message + "".join(f"\n  - {way}" for way in ways) + _ELSEWHERE
-
-
-_ELSEWHERE: Final = (
-    "\nOptions that replay does not have: `kvledger plan MODEL ... --json > plan.json`, then `kvledger replay --plan "
-    "plan.json`"
-)
+def _refused(model: str, kind: str, message: str, ways_out: list[str] | tuple[str, ...]) -> InputError:
+    """A plan's refusal, what would fit, and how to replay all the same."""
+    ways = list(ways_out)
+    if kind in _TOO_SMALL:
+        ways.append("--num-blocks or --memory: replayed on that pool, whatever fits in it")
+    lines = "".join(f"\n  - {way}" for way in ways)
+    elsewhere = (
+        "For options that replay lacks: `kvledger plan ... --json > plan.json`, then `kvledger replay --plan plan.json`"
+    )
+    return InputError(f"{model}: {message}{lines}" + (f"\n{elsewhere}" if ways_out else ""))
