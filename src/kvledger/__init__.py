@@ -19,7 +19,7 @@ from kvledger.block_hash import (
     make_block_hasher,
 )
 from kvledger.block_pool import BlockPool, PoolOccupancy
-from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
+from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.observer import EvictionCause, LedgerObserver
 from kvledger.request import Adapter, MultiModalItem, Request, RequestStatus
@@ -39,6 +39,7 @@ __all__ = [
     "FreeKVCacheBlockQueue",
     "FullAttentionSpec",
     "GivenBlockHasher",
+    "GroupOccupancy",
     "KVCacheBlock",
     "KVCacheBlocks",
     "KVCacheConfig",

@@ -222,6 +222,8 @@ def _from_plan(options: ReplayOptions, planned: PlannedEngine, *, is_given: bool
         num_blocks = num_blocks_in(options.memory // planned.num_gpus, layout.bytes_per_block)
     elif options.kv_cache_memory_bytes is not None:
         num_blocks = num_blocks_in(options.kv_cache_memory_bytes, layout.bytes_per_block, "kv_cache_memory_bytes")
+    elif planned.block_range:
+        notes.append(f"{num_blocks:,} blocks are an estimate, {planned.block_range}; --num-blocks makes it exact")
     assert planned.work is not None
     return ReplayEngine(
         layout,

@@ -52,8 +52,16 @@ class PlannedEngine(msgspec.Struct):
     pipeline_parallel_size: _Positive = 1
     data_parallel_size: _Positive = 1
     decode_context_parallel_size: _Positive = 1
+    num_blocks_low: int | None = None
+    num_blocks_high: int | None = None
     notes: list[str] = []
     error: PlannedError | None = None
+
+    @property
+    def block_range(self) -> str:
+        """The range of num_blocks where the memory is an estimate, else nothing."""
+        low, high = self.num_blocks_low, self.num_blocks_high
+        return "" if low is None or high is None or low == high else f"{low:,} to {high:,}"
 
     @property
     def num_gpus(self) -> int:

@@ -128,6 +128,8 @@ class WindowReach(LocalReach):
         return (num_computed if num_computed < before else before) + num_new
 
     def pairs(self, num_new: int, num_computed: int) -> float:
+        if num_new == 1:
+            return num_computed + 1.0 if num_computed < self._size else float(self._size)
         # The first tokens see less than a window, the others all of it.
         num_growing = min(max(0, self._size - num_computed), num_new)
         return num_pairs(num_growing, num_computed) + (num_new - num_growing) * self._size

@@ -104,6 +104,14 @@ def test_a_plan_can_be_changed(trace: str, tmp_path: Path, capsys: pytest.Captur
     assert per_gpu["num_blocks"] == result["num_blocks"]
 
 
+def test_a_pool_out_of_estimates_says_so(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "replay", trace, "--model", "Qwen/Qwen3.5-27B", "--tp", "2", "--json", "--hash", "none")
+    result = json.loads(out)
+    assert any(note.startswith(f"{result['num_blocks']:,} blocks are an estimate, ") for note in result["notes"])
+    exact = replay(capsys, trace, "--model", "Qwen/Qwen3.5-27B", "--tp", "2", "--num-blocks", "100")
+    assert not any("estimate" in note for note in exact["notes"])
+
+
 def test_memory_sizes_a_model(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = replay(capsys, trace, "--model", "openai/gpt-oss-120b", "--tp", "2", "--memory", "590MiB")
     assert result["num_blocks"] == 590 * 2**20 // 2 // 294_912
