@@ -21,9 +21,25 @@ from kvledger.block_hash import (
 from kvledger.block_pool import BlockPool, PoolOccupancy
 from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.managers.policy import DraftRule
+from kvledger.managers.registry import ManagerRegistry
 from kvledger.observer import EvictionCause, LedgerObserver
 from kvledger.request import Adapter, MultiModalItem, Request, RequestStatus
-from kvledger.spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MLAAttentionSpec
+from kvledger.spec import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    HostResidentSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
 from kvledger.tokens import pack_tokens, unpack_tokens
 
 __version__ = "0.1.0"
@@ -35,11 +51,16 @@ __all__ = [
     "BlockHasher",
     "BlockPool",
     "ChainedBlockHasher",
+    "ChunkedLocalAttentionSpec",
+    "CircularBufferSpec",
+    "CrossAttentionSpec",
+    "DraftRule",
     "EvictionCause",
     "FreeKVCacheBlockQueue",
     "FullAttentionSpec",
     "GivenBlockHasher",
     "GroupOccupancy",
+    "HostResidentSpec",
     "KVCacheBlock",
     "KVCacheBlocks",
     "KVCacheConfig",
@@ -48,12 +69,17 @@ __all__ = [
     "KVCacheSpec",
     "LedgerObserver",
     "MLAAttentionSpec",
+    "MambaSpec",
+    "ManagerRegistry",
     "MultiModalItem",
     "PoolOccupancy",
     "PrefixHit",
     "Request",
     "RequestStatus",
     "Sha256BlockHasher",
+    "SinkFullAttentionSpec",
+    "SlidingWindowMLASpec",
+    "SlidingWindowSpec",
     "VerifiedBlockHasher",
     "build_info",
     "make_block_hasher",

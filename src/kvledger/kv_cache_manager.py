@@ -13,7 +13,7 @@ from typing import Final
 from kvledger.block_copies import BlockCopy
 from kvledger.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.block_pool import PoolOccupancy
-from kvledger.coordinator import KVCacheCoordinator
+from kvledger.coordinator import KVCacheCoordinator, RequestBlocks
 from kvledger.errors import RequestError, wrong_value
 from kvledger.hybrid_coordinator import make_coordinator
 from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlocks, PrefixHit
@@ -158,46 +158,23 @@ class KVCacheManager:
         """
         held = self._coordinator.get(request.request_id)
         starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
-        num_computed = request.num_computed_tokens
-        if held is None or starts or num_new_tokens <= 0 or num_lookahead_tokens < 0:
-            if hit is None:
-                hit = self._no_hit
-            local_end = num_computed + hit.num_tokens
-            computed_end = local_end + num_external_computed_tokens
-            new_end = min(computed_end, self.max_model_len) + num_new_tokens
-            ranges = SlotRanges(
-                local_end,
-                computed_end,
-                new_end,
-                min(new_end + num_lookahead_tokens, self.max_model_len),
-                request.num_encoder_tokens,
-                max(request.num_prompt_tokens, request.num_tokens - 1),
-            )
-            self._require_sound_start(request, hit, ranges)
-            return self._start(request, hit, ranges, delay_cache_blocks, admission)
-        # A running request grows. Most steps stay within its blocks, fill none and leave none: three comparisons.
-        new_end = num_computed + num_new_tokens
-        if new_end > self.max_model_len:
-            raise self._too_long(request, new_end)
-        slots_end = min(new_end + num_lookahead_tokens, self.max_model_len)
-        # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
-        cache_end = min(new_end, request.num_tokens) if self.enable_caching else 0
-        caches = cache_end > 0 and cache_end >= held.next_caching
-        if caches:
-            self._hash(request, cache_end)
-        num_processed = num_computed - request.num_in_flight_tokens
-        if num_processed >= held.next_release:
-            self._coordinator.release_skipped(held, max(0, num_processed))
-        new_blocks = self._no_blocks
-        if slots_end > held.num_slots:
-            prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
-            ranges = SlotRanges(num_computed, num_computed, new_end, slots_end, request.num_encoder_tokens, prefill_end)
-            if self._coordinator.num_blocks_to_take(held, self._no_hit, ranges) > self._pool.num_free_blocks:
-                return None
-            new_blocks = self._coordinator.take_blocks(held, ranges)
-        if caches:
-            self._coordinator.cache_blocks(held, request, cache_end)
-        return new_blocks
+        if held is not None and not starts and num_new_tokens > 0 and num_lookahead_tokens >= 0:
+            return self._grow(request, held, num_new_tokens, num_lookahead_tokens)
+        if hit is None:
+            hit = self._no_hit
+        local_end = request.num_computed_tokens + hit.num_tokens
+        computed_end = local_end + num_external_computed_tokens
+        new_end = min(computed_end, self.max_model_len) + num_new_tokens
+        ranges = SlotRanges(
+            local_end,
+            computed_end,
+            new_end,
+            min(new_end + num_lookahead_tokens, self.max_model_len),
+            request.num_encoder_tokens,
+            _prefill_end(request),
+        )
+        self._require_sound_start(request, hit, ranges)
+        return self._start(request, hit, ranges, delay_cache_blocks, admission)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Makes blocks full at num_computed_tokens tokens hits for others, after delay_cache_blocks.
@@ -316,6 +293,36 @@ class KVCacheManager:
         """Proves the invariants of every layer. O(blocks): for tests, replay --check and hunting bugs."""
         self._coordinator.check()
 
+    def _grow(
+        self, request: Request, held: RequestBlocks, num_new_tokens: int, num_lookahead_tokens: int
+    ) -> KVCacheBlocks | None:
+        """allocate_slots for a running request. Most steps stay within its blocks, fill none and leave none: three
+        comparisons."""
+        num_computed = request.num_computed_tokens
+        new_end = num_computed + num_new_tokens
+        if new_end > self.max_model_len:
+            raise self._too_long(request, new_end)
+        slots_end = min(new_end + num_lookahead_tokens, self.max_model_len)
+        # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
+        cache_end = min(new_end, request.num_tokens) if self.enable_caching else 0
+        caches = cache_end > 0 and cache_end >= held.next_caching
+        if caches:
+            self._hash(request, cache_end)
+        num_processed = num_computed - request.num_in_flight_tokens
+        if num_processed >= held.next_release:
+            self._coordinator.release_skipped(held, max(0, num_processed))
+        new_blocks = self._no_blocks
+        if slots_end > held.num_slots:
+            ranges = SlotRanges(
+                num_computed, num_computed, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request)
+            )
+            if self._coordinator.num_blocks_to_take(held, self._no_hit, ranges) > self._pool.num_free_blocks:
+                return None
+            new_blocks = self._coordinator.take_blocks(held, ranges)
+        if caches:
+            self._coordinator.cache_blocks(held, request, cache_end)
+        return new_blocks
+
     def _start(
         self,
         request: Request,
@@ -394,6 +401,11 @@ class KVCacheManager:
                 f"request {request_id!r} counts {request.num_computed_tokens} computed tokens but holds no blocks: "
                 "set num_computed_tokens to 0 when you free it"
             )
+
+
+def _prefill_end(request: Request) -> int:
+    """Where the known tokens end that are computed before the next new one: a resumed request's output counts too."""
+    return max(request.num_prompt_tokens, request.num_tokens - 1)
 
 
 # Of a request that just takes what is free.

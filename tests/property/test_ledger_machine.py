@@ -167,8 +167,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def worker_has_copied(self, number: int) -> None:
         copy, (source, target) = self.copies.pop(number % len(self.copies))
         self.manager.release_block_copies([copy])
-        self.model.release([source])
-        self.model.release([target])
+        self.model.release([source, target])
 
     # A request goes
 

@@ -4,7 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from kvledger import RequestStatus
+from kvledger import (
+    DraftRule,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+    MambaSpec,
+    Request,
+    RequestStatus,
+)
 from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestError, RequestTooLargeError
 from kvledger.errors import UnknownRequestError as Unknown
 from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
@@ -651,3 +660,26 @@ def test_a_fork_while_a_step_is_in_flight_is_copied_by_the_next_one() -> None:
     engine.deliver()
     engine.run()
     assert set(engine.finished) == {"a", "b"}
+
+
+def test_a_lone_decode_is_not_padded_beyond_the_pool() -> None:
+    engine = Engine(12, 1, num_speculative_tokens=2)
+    engine.add("a", 11, max_tokens=1)
+    engine.run(max_steps=5)
+    # 10 of the same 11 tokens are cached: one is left to compute, and padding it to 3 would need 13 blocks.
+    engine.add("b", 11, max_tokens=1)
+    engine.run(max_steps=5)
+    assert set(engine.finished) == {"a", "b"}
+
+
+def test_a_chunk_near_the_end_of_a_prompt_is_not_shrunk_to_nothing() -> None:
+    full = FullAttentionSpec(8, 1, 8)
+    state = MambaSpec(8, ((1,),), ("float32",), mamba_cache_mode="align")
+    config = KVCacheConfig(20, (KVCacheGroupSpec(("a",), full), KVCacheGroupSpec(("b",), state)))
+    manager = KVCacheManager(config, 64, drafts=DraftRule(num_lookahead_tokens=8))
+    prompt = Request("a", list(range(20)))
+    # A chunk from 12 should end at the block's end, 16; that leaves 4 tokens, fewer than the 8 that the draft modules
+    # look ahead, and 4 tokens less are none at all.
+    assert manager.clip_chunk(prompt, 12, 8, 64) == 8
+    # From 8 on the same rules leave a chunk of 4, up to 12.
+    assert manager.clip_chunk(prompt, 8, 8, 64) == 4
