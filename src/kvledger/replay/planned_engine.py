@@ -71,7 +71,7 @@ class PlannedEngine(msgspec.Struct):
     def layout(self) -> KVLayout:
         """InputError for a model that a trace of prompts cannot serve."""
         groups = tuple(_group(index, group) for index, group in enumerate(self.groups))
-        if not groups or self.work is None:
+        if not groups:
             raise InputError(f"{self.model}: keeps no KV cache between steps (an encoder), so nothing can be replayed")
         if any(isinstance(group.spec, CrossAttentionSpec) for group in groups):
             raise InputError(
@@ -91,7 +91,10 @@ class PlannedEngine(msgspec.Struct):
 def read_plan(text: bytes, where: str) -> PlannedEngine:
     """The engine of a plan's JSON. InputError names the field that is missing or wrong."""
     try:
-        return msgspec.json.decode(text, type=PlannedEngine)
+        planned = msgspec.json.decode(text, type=PlannedEngine)
+        if planned.groups and planned.work is None:
+            raise InputError(f"{where}, field work: missing; make the plan again with this version")
+        return planned
     except msgspec.DecodeError as error:
         refusal = _refusal(text)
         if refusal is not None:
