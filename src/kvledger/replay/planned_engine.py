@@ -75,9 +75,8 @@ class PlannedEngine(msgspec.Struct):
             raise InputError(f"{self.model}: keeps no KV cache between steps (an encoder), so nothing can be replayed")
         if any(isinstance(group.spec, CrossAttentionSpec) for group in groups):
             raise InputError(
-                f"{self.model}: an encoder-decoder model, and a trace says nothing of the encoder's input (audio, "
-                "source text), which its cross attention keeps; replay a decoder, or describe the decoder's layers "
-                "in a --layout file"
+                f"{self.model}: its cross attention keeps what an encoder made of audio, images or a source text, and "
+                "a trace says nothing of that; replay a decoder, or describe the decoder's layers in a --layout file"
             )
         return KVLayout(
             groups,

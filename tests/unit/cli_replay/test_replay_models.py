@@ -152,7 +152,7 @@ def test_a_layout_file_with_drafts_and_sparse_retention(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--model", "openai/whisper-large-v3"), "an encoder-decoder model, and a trace says nothing of the encoder"),
+        (("--model", "openai/whisper-large-v3"), "its cross attention keeps what an encoder made of audio"),
         (("--model", "Qwen/Qwen3-32B"), "--max-model-len"),
         (("--model", "Qwen/Qwen3-32B"), "then `kvledger replay --plan plan.json`"),
         (("--model", "Qwen/Qwen3-32B", "--tp", "7"), "must be divisible by tensor parallel size (7)"),
