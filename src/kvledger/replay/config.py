@@ -5,6 +5,7 @@ from functools import cached_property
 
 from kvledger.errors import wrong_value
 from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.ledger_rules import LedgerRules
 from kvledger.observer import LedgerObserver
 from kvledger.replay.layout import NO_LIMIT, KVLayout
 from kvledger.replay.prompts import PromptMaker
@@ -51,20 +52,17 @@ class ReplayConfig:
     @cached_property
     def group_block_sizes(self) -> list[int]:
         """Tokens in a block of each group, over all context-parallel ranks."""
-        rules = self.kv_layout.rules(self.enable_caching, self._longest)
-        return [rules.block_size(group.spec) for group in self.kv_layout.groups]
+        return [self._rules.block_size(group.spec) for group in self.kv_layout.groups]
 
     @cached_property
     def hash_block_size(self) -> int:
         """Tokens under one block hash: a common divisor of the block sizes of all groups."""
-        layout = self.kv_layout
-        return layout.rules(self.enable_caching, self._longest).resolved_hash_block_size(layout.config(self.num_blocks))
+        return self._rules.resolved_hash_block_size(self.kv_layout.config(self.num_blocks))
 
     @cached_property
     def hit_step(self) -> int:
         """Prefix hits end at multiples of so many tokens."""
-        layout = self.kv_layout
-        policies = layout.rules(self.enable_caching, self._longest).policies(layout.config(self.num_blocks))
+        policies = self._rules.policies(self.kv_layout.config(self.num_blocks))
         return max(policy.hit_alignment for policy in policies)
 
     @property
@@ -81,7 +79,7 @@ class ReplayConfig:
             enable_caching=self.enable_caching,
             hasher=maker.hasher,
             watermark=self.watermark,
-            max_in_flight_tokens=layout.max_in_flight_tokens,
+            max_in_flight_tokens=self._max_in_flight_tokens,
             drafts=layout.draft_rule,
             retention_interval=layout.retention_interval,
             context_parallel_size=layout.context_parallel_size,
@@ -91,3 +89,13 @@ class ReplayConfig:
     @property
     def _longest(self) -> int:
         return NO_LIMIT if self.max_model_len is None else self.max_model_len
+
+    @property
+    def _max_in_flight_tokens(self) -> int:
+        """At least a step: the replay has one in flight at a time."""
+        return max(self.kv_layout.max_in_flight_tokens, self.scheduler.max_num_batched_tokens)
+
+    @property
+    def _rules(self) -> LedgerRules:
+        """What the manager makes of the layout."""
+        return self.kv_layout.rules(self.enable_caching, self._longest, self._max_in_flight_tokens)

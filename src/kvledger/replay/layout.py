@@ -27,14 +27,14 @@ class KVLayout:
     """`bytes_per_block`: of the pool, whose blocks any group can take. `group_bytes`: what each group has in one, all
     of it unless layers are missing to a full group.
 
-    `max_in_flight_tokens` None: as many as a request can have. `drafts`: tokens that a draft model looks ahead, 0: no
+    `max_in_flight_tokens`: what the engine was planned with, 0: the tokens of one step. `drafts`: tokens that a draft model looks ahead, 0: no
     draft. `retention_interval`: KVCacheManager's.
     """
 
     groups: tuple[KVCacheGroupSpec, ...]
     bytes_per_block: int
     group_bytes: tuple[int, ...]
-    max_in_flight_tokens: int | None = None
+    max_in_flight_tokens: int = 0
     context_parallel_size: int = 1
     drafts: int = 0
     retention_interval: int | None = None
@@ -66,12 +66,12 @@ class KVLayout:
     def config(self, num_blocks: int) -> KVCacheConfig:
         return KVCacheConfig(num_blocks, self.groups)
 
-    def rules(self, enable_caching: bool, max_model_len: int) -> LedgerRules:
+    def rules(self, enable_caching: bool, max_model_len: int, max_in_flight_tokens: int) -> LedgerRules:
         """What KVCacheManager makes of this layout, to ask for hash units and where hits end."""
         return LedgerRules(
             registry=ManagerRegistry(),
             max_model_len=max_model_len,
-            max_in_flight_tokens=self.max_in_flight_tokens or max_model_len,
+            max_in_flight_tokens=max_in_flight_tokens,
             enable_caching=enable_caching,
             drafts=self.draft_rule,
             retention_interval=self.retention_interval,

@@ -87,6 +87,13 @@ def test_states_that_end_inside_blocks_count_as_evicted_once() -> None:
     assert small.num_evictions > 16
 
 
+def test_a_long_prompt_needs_no_more_of_a_window_than_a_step() -> None:
+    # 400 tokens: 25 full blocks, and of the window 31 settled tokens and a step of 64, in any position: 6 + 1.
+    prompts = [(400, ids(25))]
+    assert replay(layout(FULL, WINDOW), *prompts, num_blocks=33).num_finished == 1
+    assert replay(layout(FULL, WINDOW), *prompts, num_blocks=32).refused == {"prompt_exceeds_pool": 1}
+
+
 def test_many_requests_leave_few_samples() -> None:
     result = replay(layout(FULL, WINDOW), *[(32, ids(2, start=i)) for i in range(300)])
     assert result.groups[0].held_blocks.peak == result.groups[0].held_blocks.mean == 2
