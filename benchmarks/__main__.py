@@ -1,6 +1,6 @@
 """Measures and prints one table: python -m benchmarks [NAME ...] [--json] [--quick]
 
-NAME: decode_step, allocate, scheduler_step, admission, free, pool_build, pool_size; all if none is given.
+NAME: decode_step, allocate, scheduler_step, admission, free, pool_build, pool_size, replay; all if none is given.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.measure import Row
 from kvledger import build_info
 
-NAMES = ("scheduler_step", "decode_step", "allocate", "admission", "free", "pool_build", "pool_size")
+NAMES = ("scheduler_step", "decode_step", "allocate", "admission", "free", "pool_build", "pool_size", "replay")
 
 
 def machine() -> dict[str, str]:

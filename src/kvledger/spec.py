@@ -150,14 +150,15 @@ class FullAttentionSpec(AttentionSpec):
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SinkFullAttentionSpec(FullAttentionSpec):
-    """Full attention behind `sink_len` tokens that are part of the model: their blocks are taken once, for the pool."""
+    """Full attention that also reads `sink_len` learned tokens of the model, which have memory of their own, no blocks."""
 
     sink_len: int = 0
 
-    @property
-    def num_sink_blocks(self) -> int:
-        """Blocks that the sink takes from the pool for good."""
-        return cdiv(self.sink_len, self.block_size)
+    def __post_init__(self) -> None:
+        AttentionSpec.__post_init__(self)
+        if self.sink_len < 1 or self.sink_len % self.block_size != 0:
+            problem = f"no multiple of block_size={self.block_size}"
+            raise wrong_value("sink_len", self.sink_len, problem, "give whole blocks of sink tokens")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
