@@ -27,8 +27,8 @@ class KVLayout:
     """`bytes_per_block`: of the pool, whose blocks any group can take. `group_bytes`: what each group has in one, all
     of it unless layers are missing to a full group.
 
-    `max_in_flight_tokens`: what the engine was planned with, 0: the tokens of one step. `drafts`: tokens that a draft model looks ahead, 0: no
-    draft. `retention_interval`: KVCacheManager's.
+    `max_in_flight_tokens`: what the engine was planned with, 0: the tokens of one step. `drafts`: tokens that a draft
+    model looks ahead, 0: no draft. `retention_interval`: KVCacheManager's.
     """
 
     groups: tuple[KVCacheGroupSpec, ...]
