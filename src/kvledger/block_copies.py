@@ -37,14 +37,13 @@ class BlockCopies:
     def __init__(self, pool: BlockPool) -> None:
         self._pool: Final = pool
         self._pending: list[BlockCopy] = []
-        self._num_held: dict[int, int] = {}
+        self._num_held: dict[KVCacheBlock, int] = {}
 
     def order(self, group_id: int, source: KVCacheBlock, target: KVCacheBlock) -> None:
         """Orders a copy. Each end comes with a reference that now belongs to the copy (the caller touched it)."""
         self._pending.append(BlockCopy(group_id, source, target))
         for block in (source, target):
-            block_id: int = block.block_id
-            self._num_held[block_id] = self._num_held.get(block_id, 0) + 1
+            self._num_held[block] = self._num_held.get(block, 0) + 1
 
     def take(self) -> list[BlockCopy]:
         """Orders since the last call, for the step about to be sent, in a list that later orders do not join."""
@@ -57,24 +56,23 @@ class BlockCopies:
         ends = [block for copy in copies for block in (copy.source, copy.target)]
         num_held = self._num_held.copy()
         for block in ends:
-            block_id: int = block.block_id
-            left = num_held.get(block_id, 0) - 1
+            left = num_held.get(block, 0) - 1
             if left < 0:
-                raise BlockError(f"the copy of block {block_id} was released already; nothing was changed")
-            num_held[block_id] = left
-        self._num_held = {block_id: left for block_id, left in num_held.items() if left > 0}
+                raise BlockError(f"the copy of block {block.block_id} was released already; nothing was changed")
+            num_held[block] = left
+        self._num_held = {block: left for block, left in num_held.items() if left > 0}
         # A block that is an end of several copies is given back once a call.
         batch: list[KVCacheBlock] = []
-        seen: set[int] = set()
+        seen: set[KVCacheBlock] = set()
         for block in ends:
-            if int(block.block_id) in seen:
+            if block in seen:
                 self._pool.free_blocks(batch)
                 batch = []
                 seen.clear()
             batch.append(block)
-            seen.add(block.block_id)
+            seen.add(block)
         self._pool.free_blocks(batch)
 
-    def holders(self) -> dict[int, int]:
-        """{block id: references held for copies}, a fresh copy for check()."""
-        return dict(self._num_held)
+    def holders(self, pool: BlockPool) -> dict[int, int]:
+        """{block id: references held for copies} in that pool, for check()."""
+        return {int(block.block_id): num for block, num in self._num_held.items() if pool.owns(block)}

@@ -240,7 +240,7 @@ class KVCacheCoordinator(ABC):
         """Proves that each block's ref_cnt is the number of its holders, and every layer below. O(blocks)."""
         for pool in self._pools():
             pool.check()
-            holders = self.copies.holders() if pool is self.pool else {}
+            holders = self.copies.holders(pool)
             for request_id, held in self._held.items():
                 for group_id, manager in enumerate(self.managers):
                     if manager.pool is pool:

@@ -188,7 +188,7 @@ def test_b29_ten_thousand_requests_leave_nothing_behind() -> None:
     scheduler.schedule()
     assert sum(map(len, (state.requests, state.running, state.finished_ids, state.preempted_ids))) == 0
     assert sum(map(len, (state.forked_ids, state.loads.loading, state.loads.orphans))) == 0
-    assert len(coordinator._held) + len(coordinator.copies.holders()) == 0
+    assert len(coordinator._held) + len(coordinator.copies.holders(coordinator.pool)) == 0
     assert len(pool_of(engine.manager).indexes[0]) <= 8
 
 

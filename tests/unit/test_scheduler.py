@@ -252,6 +252,25 @@ def test_a_request_already_in_the_step_is_taken_out_of_it_when_preempted() -> No
     assert engine.finished == {"vip": "FINISHED_LENGTH", "economy": "FINISHED_LENGTH"}
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="hashes of a step that never ran stay in the index")
+def test_what_a_request_taken_out_of_the_step_would_have_computed_is_no_hit() -> None:
+    engine = Engine(
+        10,
+        policy=SchedulingPolicy.PRIORITY,
+        max_num_batched_tokens=12,
+        long_prefill_token_threshold=8,
+        reserve_full_sequence=False,
+    )
+    engine.add("economy", 38, priority=5, max_tokens=1)
+    engine.step()
+    engine.add("vip", other(3), priority=0, max_tokens=3)
+    # The fourth step gives economy tokens 28 .. 35 and names their blocks; then vip needs one, and economy leaves.
+    engine.steps(3)
+    # Its worker finds two blocks that nobody has ever written.
+    engine.run()
+    assert set(engine.finished.values()) == {"FINISHED_LENGTH"}
+
+
 def test_by_priority_the_least_urgent_and_latest_is_the_victim() -> None:
     engine = Engine(6, policy=SchedulingPolicy.PRIORITY)
     for name, priority, arrival_time in (("a", 1, 1.0), ("b", 1, 2.0), ("c", 0, 3.0)):

@@ -212,7 +212,7 @@ class SingleTypeKVCacheManager(ABC):
         twin.num_cached_blocks = min(held.num_cached_blocks, num_full)
         twin.num_released_blocks = min(held.num_released_blocks, num_full)
         self.pool.touch(twin.blocks)
-        if self.num_blocks_to_fork(held, num_tokens) > 0:
+        if num_tokens % self.block_size != 0:
             source = held.blocks[num_full]
             target = self.pool.get_new_blocks(1)[0]
             twin.blocks.append(target)

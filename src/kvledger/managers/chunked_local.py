@@ -33,17 +33,24 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     def find_longest_hit(
         self, block_hashes: list[bytes], max_tokens: int, group_ids: list[int], drops_last: bool
     ) -> GroupHit:
-        """Null blocks up to the chunk of the next token, which nobody will read, then the cached run inside it."""
-        num_blocks = min(max_tokens // self.block_size, len(block_hashes) // self.hashes_per_block)
-        num_skipped = min(self.num_skipped_tokens(max_tokens) // self.block_size, num_blocks)
+        """Null blocks up to the chunk of the next token, which nobody will read, then the cached run inside it.
+
+        Where chunks do not end with blocks, a run may end before its chunk begins: then the chunk below counts.
+        """
         indexes = [self.pool.indexes[group_id] for group_id in group_ids]
-        hit: list[list[KVCacheBlock]] = [[self.pool.null_block] * num_skipped for _ in group_ids]
         found: list[KVCacheBlock] = []
-        num_tokens = num_skipped * self.block_size
-        for end in range(num_skipped + 1, num_blocks + 1):
-            if not cached_in_all(indexes, block_hashes[end * self.hashes_per_block - 1], found):
-                break
-            for position, block in enumerate(found):
-                hit[position].append(block)
-            num_tokens = end * self.block_size
-        return GroupHit(hit, num_tokens)
+        while True:
+            num_blocks = min(max_tokens // self.block_size, len(block_hashes) // self.hashes_per_block)
+            chunk_start = self.num_skipped_tokens(max_tokens)
+            num_skipped = min(chunk_start // self.block_size, num_blocks)
+            hit: list[list[KVCacheBlock]] = [[self.pool.null_block] * num_skipped for _ in group_ids]
+            num_tokens = num_skipped * self.block_size
+            for end in range(num_skipped + 1, num_blocks + 1):
+                if not cached_in_all(indexes, block_hashes[end * self.hashes_per_block - 1], found):
+                    break
+                for position, block in enumerate(found):
+                    hit[position].append(block)
+                num_tokens = end * self.block_size
+            if num_tokens >= chunk_start or num_tokens == 0:
+                return GroupHit(hit, num_tokens)
+            max_tokens = num_tokens

@@ -101,15 +101,17 @@ class MambaManager(SingleTypeKVCacheManager):
         return 1 + self.num_speculative_blocks
 
     def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
-        """Every state is copied: both sequences go on from it."""
+        """Every state is copied: both sequences go on from it. After accepted drafts it lies in a draft's block."""
         running = len(held.blocks) - self.num_speculative_blocks - 1
         twin.blocks.extend([self.pool.null_block] * running)
         twin.num_cached_blocks = running
         twin.num_released_blocks = running
         targets = self.pool.get_new_blocks(1 + self.num_speculative_blocks)
         twin.blocks.extend(targets)
-        self.pool.touch([held.blocks[running], targets[0]])
-        self._copies.order(self.group_id, held.blocks[running], targets[0])
+        for index, target in enumerate(targets):
+            source = held.blocks[running + index]
+            self.pool.touch([source, target])
+            self._copies.order(self.group_id, source, target)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -142,6 +144,10 @@ class AlignedMambaManager(MambaManager):
             num_new = max(num_new, 0) + 1
         if num_new > 0:
             most = 1 + (1 if copies_tail else 0) + (1 if self._needs_checkpoint(held, ranges) else 0)
+            if ranges.num_external > 0 and ranges.computed_end <= (cdiv(ranges.new_end, self.block_size) - 1) * (
+                self.block_size
+            ):
+                most += 1  # an external state has a block of its own, unless the step goes on in it
             num_new = min(num_new, most if held.is_started else most + self.num_speculative_blocks)
         for block in hit:
             if block.ref_cnt == 0 and block.block_id != 0:
@@ -221,6 +227,11 @@ class AlignedMambaManager(MambaManager):
         held.blocks[held.shared_tail_index] = target
         self.pool.touch([target])
         self._copies.order(self.group_id, source, target)
+
+    def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
+        assert isinstance(twin, StateBlocks)
+        super().fork(held, twin, num_tokens)
+        twin.is_started = True
 
     def release_skipped(self, held: GroupBlocks, num_processed_tokens: int) -> None:
         assert isinstance(held, StateBlocks)

@@ -60,6 +60,10 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         block_size = self.block_size
         per_block = self.hashes_per_block
         num_needed = self.num_blocks_for_hit(drops_last)
+        if num_needed == 0:
+            # A window of one token reads nothing that is cached (vLLM caches nothing then, and asks for a block).
+            kept = self._align(max_tokens // block_size)
+            return GroupHit([self._table([], kept, kept) for _ in group_ids], kept * block_size)
         indexes = [self.pool.indexes[group_id] for group_id in group_ids]
         # Blocks of the run under way, last one first, for each group.
         run: list[list[KVCacheBlock]] = [[] for _ in group_ids]
