@@ -19,7 +19,7 @@ from kvledger.block_hash import (
     make_block_hasher,
 )
 from kvledger.block_pool import BlockPool, PoolOccupancy
-from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
+from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.managers.policy import DraftRule
 from kvledger.managers.registry import ManagerRegistry
@@ -59,6 +59,7 @@ __all__ = [
     "FreeKVCacheBlockQueue",
     "FullAttentionSpec",
     "GivenBlockHasher",
+    "GroupOccupancy",
     "HostResidentSpec",
     "KVCacheBlock",
     "KVCacheBlocks",

@@ -152,25 +152,27 @@ class BlockPool:
         block.num_hash_tokens = num_hash_tokens
         self.indexes[group_id].insert(block_hash, block)
 
-    def cache_partial_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
+    def cache_partial_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> bool:
         """Makes a held block answer for a prefix that ends inside it, beside the longer one it may answer for already.
 
-        A shorter prefix that it answered for is dropped. Does nothing when the block has that hash already.
+        A shorter prefix that it answered for is dropped. True when the block was not cached and is now.
         """
         if block.ref_cnt == 0:
             raise BlockError(f"{block!r} cannot be cached: it is free")
         more = self._more_hashes.get(block.block_id)
         if block.block_hash == block_hash or (more is not None and block_hash in more):
-            return
+            return False
         if block.block_hash is not None and block.num_hash_tokens < num_hash_tokens:
             self._evict(block, EvictionCause.PROMOTED)
-        if block.block_hash is None:
+        is_new = block.block_hash is None
+        if is_new:
             block.block_hash = block_hash
             block.group_id = group_id
             block.num_hash_tokens = num_hash_tokens
         else:
             self._more_hashes.setdefault(block.block_id, []).append(block_hash)
         self.indexes[group_id].insert(block_hash, block)
+        return is_new
 
     def move_hashes(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
         """Lets `target`, held and without a hash, answer for everything that `source` answered for."""

@@ -12,7 +12,7 @@ from kvledger.block import KVCacheBlock
 from kvledger.block_copies import BlockCopies
 from kvledger.block_pool import BlockPool
 from kvledger.errors import UnknownRequestError, require
-from kvledger.kv_cache_blocks import KVCacheBlocks, PrefixHit
+from kvledger.kv_cache_blocks import GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.ledger_rules import LedgerRules
 from kvledger.managers.base import NEVER, GroupBlocks, ManagerContext, SingleTypeKVCacheManager
 from kvledger.request import Request
@@ -189,6 +189,23 @@ class KVCacheCoordinator(ABC):
             if manager.spec.prefix_cacheable:
                 num_tokens = min(num_tokens, len(held.groups[group_id].blocks) * manager.block_size)
         return num_tokens
+
+    def group_occupancies(self) -> list[GroupOccupancy]:
+        """What requests hold and what is cached, for each group. O(blocks held)."""
+        occupancies: list[GroupOccupancy] = []
+        for group_id, manager in enumerate(self.managers):
+            ids: set[int] = set()
+            num_null = 0
+            for held in self._held.values():
+                for block in held.groups[group_id].blocks:
+                    block_id: int = block.block_id
+                    if block_id == 0:
+                        num_null += 1
+                    else:
+                        ids.add(block_id)
+            num_cached = len(manager.pool.indexes[group_id])
+            occupancies.append(GroupOccupancy(len(ids), num_null, num_cached))
+        return occupancies
 
     # The rest
 

@@ -1,4 +1,4 @@
-"""What crosses the ledger's door: blocks per group, a prefix hit, an admission rule."""
+"""What crosses the ledger's door: blocks per group, a prefix hit, an admission rule, what a group has."""
 
 from typing import Final
 
@@ -59,3 +59,15 @@ class AdmissionRule:
         self.full_sequence_must_fit: Final = full_sequence_must_fit
         self.reserved_blocks: Final = reserved_blocks
         self.has_scheduled_requests: Final = has_scheduled_requests
+
+
+@mypyc_attr(acyclic=True)
+class GroupOccupancy:
+    """One group at a moment. `num_held`: blocks that requests hold, shared ones once; `num_null`: entries of their
+    tables that hold none, because their tokens are read no more; `num_cached`: different prefixes that can be hit.
+    """
+
+    def __init__(self, num_held: int, num_null: int, num_cached: int) -> None:
+        self.num_held: Final = num_held
+        self.num_null: Final = num_null
+        self.num_cached: Final = num_cached

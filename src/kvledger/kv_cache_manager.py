@@ -16,7 +16,7 @@ from kvledger.block_pool import PoolOccupancy
 from kvledger.coordinator import KVCacheCoordinator, RequestBlocks
 from kvledger.errors import RequestError, wrong_value
 from kvledger.hybrid_coordinator import make_coordinator
-from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
+from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.ledger_rules import LedgerRules
 from kvledger.managers.policy import DraftRule
 from kvledger.managers.registry import ManagerRegistry
@@ -85,7 +85,7 @@ class KVCacheManager:
         # Whether clip_chunk has anything to say; for schedulers that ask once per request and step.
         self.clips_chunks: Final = self._coordinator.clips_chunks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
-        self._stats: PrefixCacheStats = PrefixCacheStats()
+        self._stats: PrefixCacheStats = PrefixCacheStats(len(config.groups))
 
     # Counting
 
@@ -118,6 +118,10 @@ class KVCacheManager:
         held = self._coordinator.get(request.request_id)
         ranges = self._gate_ranges(request.num_tokens + num_more_tokens, request.num_encoder_tokens)
         return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
+
+    def group_occupancies(self) -> list[GroupOccupancy]:
+        """What requests hold and what is cached, for each group. O(blocks held): for reports, not for every step."""
+        return self._coordinator.group_occupancies()
 
     # The life of a request
 
@@ -268,15 +272,21 @@ class KVCacheManager:
         """
         self._hasher.start_epoch()
 
-    def record_prefix_lookup(self, request: Request, num_hit_tokens: int) -> None:
-        """Counts one lookup, at admission, so that lookups of requests that stay waiting are not counted twice."""
+    def record_prefix_lookup(self, request: Request, num_hit_tokens: int, hit: PrefixHit | None = None) -> None:
+        """Counts one lookup, at admission, so that lookups of requests that stay waiting are not counted twice.
+
+        `hit`: what was found, to count which group limited it.
+        """
         if self.enable_caching and not request.skip_prefix_lookup:
-            self._stats.record(request.num_tokens, num_hit_tokens, request.num_preemptions > 0)
+            preempted = request.num_preemptions > 0
+            self._stats.record(request.num_tokens, num_hit_tokens, preempted)
+            if hit is not None and hit.limiting_group >= 0 and not preempted:
+                self._stats.record_limit(hit.limiting_group, max(0, hit.shared_prefix_boundary - hit.num_tokens))
 
     def take_prefix_cache_stats(self) -> PrefixCacheStats:
         """The counts since the last call."""
         stats = self._stats
-        self._stats = PrefixCacheStats()
+        self._stats = PrefixCacheStats(len(self.config.groups))
         return stats
 
     def check(self) -> None:

@@ -2,12 +2,18 @@
 
 
 class PrefixCacheStats:
-    """Lookups of requests that were preempted before are counted apart: finding one's own blocks is no reuse."""
+    """Lookups of requests that were preempted before are counted apart: finding one's own blocks is no reuse.
 
-    def __init__(self) -> None:
+    `limited[group]`: lookups that this group kept from being longer; `lost[group]`: tokens behind these hits that the
+    other groups had cached and this one had not.
+    """
+
+    def __init__(self, num_groups: int = 1) -> None:
         self.requests: int = 0
         self.queries: int = 0  # tokens looked up
         self.hits: int = 0  # tokens found
+        self.limited: list[int] = [0] * num_groups
+        self.lost: list[int] = [0] * num_groups
         self.preempted_requests: int = 0
         self.preempted_queries: int = 0
         self.preempted_hits: int = 0
@@ -22,3 +28,8 @@ class PrefixCacheStats:
             self.requests += 1
             self.queries += num_tokens
             self.hits += num_hits
+
+    def record_limit(self, group_id: int, num_lost: int) -> None:
+        """The lookup that was recorded last would have found num_lost tokens more, but for that group."""
+        self.limited[group_id] += 1
+        self.lost[group_id] += num_lost

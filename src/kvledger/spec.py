@@ -150,7 +150,7 @@ class FullAttentionSpec(AttentionSpec):
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SinkFullAttentionSpec(FullAttentionSpec):
-    """Full attention that also reads `sink_len` learned tokens, which have memory of their own, no blocks."""
+    """Full attention that also reads `sink_len` learned tokens of the model, which live outside the pool."""
 
     sink_len: int = 0
 

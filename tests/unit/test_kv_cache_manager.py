@@ -5,8 +5,18 @@ from functools import partial
 
 import pytest
 
-from kvledger import AdmissionRule, GivenBlockHasher, KVCacheManager, PoolOccupancy, Sha256BlockHasher
+from kvledger import (
+    AdmissionRule,
+    FullAttentionSpec,
+    GivenBlockHasher,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+    PoolOccupancy,
+    Sha256BlockHasher,
+)
 from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestError, UnknownRequestError
+from kvledger.spec import SlidingWindowSpec
 from tests.helpers import (
     Journal,
     admit,
@@ -283,6 +293,31 @@ def test_lookups_are_counted_at_admission_and_preempted_ones_apart() -> None:
     manager.reset_prefix_cache()
     stats = manager.take_prefix_cache_stats()
     assert (stats.requests, stats.queries, stats.hits, stats.reset) == (0, 0, 0, True)
+
+
+def test_the_group_that_limits_a_hit_is_counted_with_what_it_lacks() -> None:
+    full = FullAttentionSpec(4, 1, 8)
+    window = SlidingWindowSpec(4, 1, 8, sliding_window=8)
+    groups = (KVCacheGroupSpec(("full",), full), KVCacheGroupSpec(("window",), window))
+    manager = KVCacheManager(KVCacheConfig(50, groups), 4096)
+    a = admitted(manager, "a", 16)
+    held = manager.group_occupancies()
+    assert [(group.num_held, group.num_null, group.num_cached) for group in held] == [(4, 0, 4), (4, 0, 4)]
+    decode(manager, a)
+    # The window has left the first two blocks: token 16 sees tokens 9 to 16.
+    held = manager.group_occupancies()
+    assert [(group.num_held, group.num_null, group.num_cached) for group in held] == [(5, 0, 4), (3, 2, 4)]
+    # Without its third block the window has nothing to start from; the full group has 12 of 13 tokens.
+    manager.evict_blocks([manager.get_block_ids("a")[1][2]])
+    b = request("b", 13)
+    found = manager.get_computed_blocks(b)
+    assert (found.num_tokens, found.limiting_group) == (8, 1)
+    manager.record_prefix_lookup(b, found.num_tokens, found)
+    b.num_preemptions = 1
+    manager.record_prefix_lookup(b, found.num_tokens, found)
+    stats = manager.take_prefix_cache_stats()
+    assert (stats.limited, stats.lost) == ([0, 1], [0, 4])
+    assert manager.take_prefix_cache_stats().limited == [0, 0]
 
 
 def test_nothing_is_counted_without_caching() -> None:

@@ -6,7 +6,6 @@ Everything about typer is here and in replay_options.py. What is heavy to import
 
 import gc
 import inspect
-import math
 import re
 import sys
 from contextlib import closing
@@ -19,11 +18,11 @@ from kvledger.cli.replay_options import ReplayOptions
 from kvledger.errors import ConfigError, wrong_value
 
 if TYPE_CHECKING:
+    from kvledger.cli.replay_engine import ReplayEngine
     from kvledger.replay.arrivals import Arrivals
     from kvledger.replay.result import ReplayResult
     from kvledger.replay.scheduled import ScheduledReplay
     from kvledger.replay.sequential import SequentialReplay
-    from kvledger.replay.step_time import Gpu, ModelShape
     from kvledger.replay.trace_reader import TraceReader
 
 
@@ -74,23 +73,31 @@ def run(options: ReplayOptions) -> None:
 
 def replay(options: ReplayOptions) -> "ReplayResult":
     """Runs one replay. typer.BadParameter for options that are wrong, TraceError for a trace that is."""
+    from kvledger.cli.replay_engine import make_engine
     from kvledger.replay.trace_formats import open_trace, sample_path
 
     try:
         options.validate()
+        engine = make_engine(options)
         reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
         with closing(reader.lines):
-            result = _run_with_progress(_make_replay(options, reader), reader)
+            result = _run_with_progress(_make_replay(options, engine, reader), reader)
     except ConfigError as error:
         raise typer.BadParameter(_in_option_words(str(error))) from error
     result.trace = options.trace or "bundled sample"
     result.format = reader.name
-    result.hash = "off" if options.no_prefix_caching else options.hash
+    result.hash = options.hash if engine.enable_caching else "off"
+    result.model = engine.name
+    result.gpu = engine.gpu.name
+    result.num_gpus = engine.num_gpus
+    result.notes = engine.notes
     result.num_bad_lines = reader.lines.num_bad
     return result
 
 
-def _make_replay(options: ReplayOptions, reader: "TraceReader") -> "ScheduledReplay | SequentialReplay":
+def _make_replay(
+    options: ReplayOptions, engine: "ReplayEngine", reader: "TraceReader"
+) -> "ScheduledReplay | SequentialReplay":
     from kvledger.replay.config import ReplayConfig
     from kvledger.replay.prompts import make_prompt_maker
     from kvledger.replay.scheduled import ScheduledReplay
@@ -98,74 +105,27 @@ def _make_replay(options: ReplayOptions, reader: "TraceReader") -> "ScheduledRep
     from kvledger.replay.step_time import StepTimeModel
     from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
 
-    shape = _shape(options)
-    gpu = _gpu(options)
-    bytes_per_token = options.bytes_per_token or shape.kv_bytes_per_token
-    scheduler = SchedulerConfig(options.max_num_seqs, options.max_num_batched_tokens, SchedulingPolicy(options.policy))
+    scheduler = SchedulerConfig(
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+        SchedulingPolicy(options.policy),
+        num_lookahead_tokens=options.drafts,
+    )
     config = ReplayConfig(
-        num_blocks=_num_blocks(options, shape, gpu, bytes_per_token),
-        block_size=options.block_size,
-        max_model_len=options.max_model_len,
-        enable_caching=not options.no_prefix_caching,
+        num_blocks=engine.num_blocks,
+        max_model_len=engine.max_model_len,
+        enable_caching=engine.enable_caching,
         watermark=options.watermark,
         check=options.check,
-        shape=shape,
         scheduler=scheduler,
+        layout=engine.layout,
     )
-    maker = make_prompt_maker(options.hash, options.block_size)
+    maker = make_prompt_maker(options.hash, config.hash_block_size)
     arrivals = _arrivals(options, reader)
     if options.sequential:
         return SequentialReplay(arrivals, maker, config)
-    step_time = StepTimeModel(shape, gpu, options.num_gpus, bytes_per_token, options.step_overhead / 1000.0)
+    step_time = StepTimeModel(engine.work, engine.gpu, engine.num_gpus, options.step_overhead / 1000.0)
     return ScheduledReplay(arrivals, maker, config, step_time)
-
-
-def _shape(options: ReplayOptions) -> "ModelShape":
-    from kvledger.replay.step_time import ModelShape
-
-    return ModelShape(
-        num_parameters=math.ceil(options.num_parameters),
-        num_layers=options.num_layers,
-        num_heads=options.num_heads,
-        num_kv_heads=options.num_kv_heads,
-        head_size=options.head_size,
-        weight_dtype=options.weight_dtype,
-        kv_dtype=options.kv_dtype,
-    )
-
-
-def _gpu(options: ReplayOptions) -> "Gpu":
-    from kvledger.replay.step_time import Gpu, find_gpu
-
-    gpu = find_gpu(options.gpu)
-    return Gpu(
-        gpu.name,
-        gpu.memory_bytes,
-        gpu.bandwidth_bytes_s if options.bandwidth is None else options.bandwidth * 1e9,
-        gpu.peak_flops if options.peak_tflops is None else options.peak_tflops * 1e12,
-    )
-
-
-def _num_blocks(options: ReplayOptions, shape: "ModelShape", gpu: "Gpu", bytes_per_token: int) -> int:
-    from kvledger.replay.config import num_blocks_in
-    from kvledger.replay.step_time import kv_memory_bytes
-
-    if options.num_blocks is not None:
-        if options.memory is not None:
-            raise wrong_value("memory", options.memory, "num_blocks is given too", "give one of the two")
-        return options.num_blocks
-    if options.memory is not None:
-        return num_blocks_in(options.memory, options.block_size, bytes_per_token)
-    left = kv_memory_bytes(shape, gpu, options.num_gpus)
-    if left <= 0:
-        raise wrong_value(
-            "num_gpus",
-            options.num_gpus,
-            f"90% of {options.num_gpus} x {gpu.memory_bytes / 2**30:.1f} GiB does not hold the model's "
-            f"{shape.weight_bytes / 2**30:.1f} GiB of weights",
-            "give more or larger GPUs, or memory or num_blocks",
-        )
-    return num_blocks_in(left, options.block_size, bytes_per_token)
 
 
 def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":

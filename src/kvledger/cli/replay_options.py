@@ -23,6 +23,9 @@ _RANGES: Final = {
     "bytes_per_token": (1, 1 << 40),
     "block_size": (1, 1 << 20),
     "max_model_len": (2, 1 << 40),
+    "kv_cache_memory_bytes": (1, 1 << 60),
+    "drafts": (0, 1 << 10),
+    "retention_interval": (0, 1 << 40),
     "max_num_seqs": (1, 1 << 20),
     "max_num_batched_tokens": (1, 1 << 30),
     "num_gpus": (1, 1 << 20),
@@ -108,6 +111,30 @@ class ReplayOptions:
         False
     )
 
+    # The layers
+    model: Annotated[
+        str | None,
+        Option(metavar="MODEL", help="The model's real layers: config.json, directory, hub id or bundled name."),
+    ] = None
+    layout: Annotated[
+        str | None, Option(metavar="FILE", help="Groups of layers from a small JSON file (docs/replay.md).")
+    ] = None
+    plan: Annotated[
+        str | None, Option(metavar="FILE", help="An engine as `kvledger plan --json` gives it; - for standard input.")
+    ] = None
+    drafts: Annotated[
+        int,
+        Option(parser=parse_whole, metavar="N", help="Tokens that a draft model looks ahead: slots and hits it costs."),
+    ] = 0
+    retention_interval: Annotated[
+        int | None,
+        Option(
+            parser=parse_whole,
+            metavar="N",
+            help="Windows and states stay cached once in so many tokens; 0: only at the ends of prompts.",
+        ),
+    ] = None
+
     # The pool
     num_blocks: Annotated[
         int | None,
@@ -119,7 +146,14 @@ class ReplayOptions:
     ] = None
     memory: Annotated[
         int | None,
-        Option(parser=parse_bytes, metavar="BYTES", help="Memory for KV, as 40GiB. Default: what the GPU leaves."),
+        Option(
+            parser=parse_bytes,
+            metavar="BYTES",
+            help="Memory for KV, all GPUs together, as 40GiB. Default: what is left.",
+        ),
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None, Option(parser=parse_bytes, metavar="BYTES", help="The same for each GPU, as vLLM has it.")
     ] = None
     bytes_per_token: Annotated[
         int | None,
@@ -127,9 +161,12 @@ class ReplayOptions:
             parser=parse_whole, metavar="N", help="KV bytes of a token over all layers. Default: from the model shape."
         ),
     ] = None
-    block_size: Annotated[int, Option(parser=parse_whole, metavar="N", help="Tokens of a block.")] = 16
+    block_size: Annotated[
+        int | None, Option(parser=parse_whole, metavar="N", help="Tokens of a block. Default: 16, or the model's.")
+    ] = None
     max_model_len: Annotated[
-        int | None, Option(parser=parse_whole, metavar="N", help="Most tokens of a request. Default: no limit.")
+        int | None,
+        Option(parser=parse_whole, metavar="N", help="Most tokens of a request. Default: none, or the model's."),
     ] = None
     watermark: Annotated[
         float,
@@ -146,13 +183,30 @@ class ReplayOptions:
     ] = "sha256"
 
     # The scheduler
-    max_num_seqs: Annotated[int, Option(parser=parse_whole, metavar="N", help="Requests that run at a time.")] = 256
-    max_num_batched_tokens: Annotated[int, Option(parser=parse_whole, metavar="N", help="Tokens of one step.")] = 8192
+    max_num_seqs: Annotated[
+        int | None,
+        Option(parser=parse_whole, metavar="N", help="Requests that run at a time. Default: 256, or the plan's."),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Option(parser=parse_whole, metavar="N", help="Tokens of one step. Default: 8192, or the plan's.")
+    ] = None
     policy: Annotated[Literal["fcfs", "priority"], Option(help="Who is served first.")] = "fcfs"
 
     # The step-time model
-    gpu: Annotated[str, Option(help="GPU by name, for the simulated time and the default memory.")] = "h100"
-    num_gpus: Annotated[int, Option(parser=parse_whole, metavar="N", help="GPUs that share the model evenly.")] = 4
+    gpu: Annotated[
+        str | None, Option(help="GPU by name, for the simulated time and the default memory. Default: h100.")
+    ] = None
+    num_gpus: Annotated[
+        int | None,
+        Option(
+            "--num-gpus",
+            "--tensor-parallel-size",
+            "--tp",
+            parser=parse_whole,
+            metavar="N",
+            help="GPUs that share the model evenly. Default: 4, or 1 with --model.",
+        ),
+    ] = None
     peak_tflops: Annotated[
         float | None, Option(parser=parse_number, metavar="N", help="Dense TFLOP/s of one GPU, instead of the table's.")
     ] = None
@@ -163,16 +217,25 @@ class ReplayOptions:
         float, Option(parser=parse_number, metavar="N", help="Milliseconds that a step takes besides.")
     ] = 2.0
 
-    # The model shape
+    # The model shape, where no model or plan says it. The defaults are Llama 3.1 8B's.
     num_parameters: Annotated[
-        float, Option(parser=parse_number, metavar="N", show_default="8.03e9", help="Parameters of the model.")
-    ] = 8.03e9
-    num_layers: Annotated[int, Option(parser=parse_whole, metavar="N", help="Layers.")] = 32
-    num_heads: Annotated[int, Option(parser=parse_whole, metavar="N", help="Query heads.")] = 32
-    num_kv_heads: Annotated[int, Option(parser=parse_whole, metavar="N", help="Key and value heads.")] = 8
-    head_size: Annotated[int, Option(parser=parse_whole, metavar="N", help="Values of a head.")] = 128
-    weight_dtype: Annotated[Dtype, Option(help="Type of a weight.")] = "bfloat16"
-    kv_dtype: Annotated[Dtype, Option(help="Type of a value in the KV cache.")] = "bfloat16"
+        float | None, Option(parser=parse_number, metavar="N", help="Parameters of the model. Default: 8.03e9.")
+    ] = None
+    num_layers: Annotated[int | None, Option(parser=parse_whole, metavar="N", help="Layers. Default: 32.")] = None
+    num_heads: Annotated[int | None, Option(parser=parse_whole, metavar="N", help="Query heads. Default: 32.")] = None
+    num_kv_heads: Annotated[
+        int | None, Option(parser=parse_whole, metavar="N", help="Key and value heads. Default: 8.")
+    ] = None
+    head_size: Annotated[
+        int | None, Option(parser=parse_whole, metavar="N", help="Values of a head. Default: 128.")
+    ] = None
+    weight_dtype: Annotated[Dtype | None, Option(help="Type of a weight. Default: bfloat16.")] = None
+    kv_dtype: Annotated[
+        Dtype | None,
+        Option(
+            "--kv-dtype", "--kv-cache-dtype", help="Type of a value in the KV cache. Default: bfloat16, or the model's."
+        ),
+    ] = None
 
     # The output
     json: Annotated[bool, Option("--json", help="One JSON object on stdout instead of tables and plots.")] = False

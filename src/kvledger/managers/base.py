@@ -264,6 +264,12 @@ class SingleTypeKVCacheManager(ABC):
         if cached:
             self.cached(request, cached)
 
+    def cache_partial(self, block: KVCacheBlock, request: Request, num_tokens: int) -> None:
+        """Makes a block a hit for the request's first num_tokens tokens, which end inside it at a hash unit."""
+        block_hash = request.block_hashes[num_tokens // self.policy.hash_block_size - 1]
+        if self.pool.cache_partial_block(block, block_hash, self.group_id, num_tokens):
+            self.cached(request, [block])
+
     def cached(self, request: Request, blocks: list[KVCacheBlock]) -> None:
         """Called with blocks that were just made hits."""
         if self._observer is not None:

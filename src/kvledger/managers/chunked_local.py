@@ -17,13 +17,12 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     ) -> None:
         super().__init__(spec, group_id, context, policy)
         self.chunk_size: int = spec.attention_chunk_size
-        if policy.is_draft or policy.hit_alignment != self.block_size:
-            raise wrong_value(
-                "groups",
-                self.block_size,
-                "a chunked-local group cannot be a draft's, nor stand beside groups of another block size",
-                "give all groups the same block size and mark another group as the draft's",
-            )
+        if policy.is_draft:
+            problem = "a chunked-local group cannot be the draft's"
+            raise wrong_value("drafts", policy.is_draft, problem, "mark another group with is_draft=True")
+        if policy.hit_alignment != self.block_size:
+            problem = f"a chunked-local group beside groups whose hits end at multiples of {policy.hit_alignment}"
+            raise wrong_value("block_size", self.block_size, problem, "give all groups the same block size")
 
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
         return round_down(num_computed_tokens, self.chunk_size)

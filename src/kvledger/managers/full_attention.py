@@ -69,4 +69,4 @@ class FullAttentionManager(SingleTypeKVCacheManager):
             return
         block = held.blocks[index]
         if block.block_id != 0:
-            self.pool.cache_partial_block(block, request.block_hashes[boundary // unit - 1], self.group_id, boundary)
+            self.cache_partial(block, request, boundary)

@@ -320,7 +320,7 @@ class AlignedMambaManager(MambaManager):
         if block.num_hash_tokens == position:
             return
         self.pool.evict_blocks([block.block_id])
-        self._cache_partial(block, request, position)
+        self.cache_partial(block, request, position)
 
     def _cache_tail(self, held: StateBlocks, request: Request, num_tokens: int) -> None:
         """Makes the state at the prompt's last hash unit, or at a known shared prefix, a hit."""
@@ -339,17 +339,16 @@ class AlignedMambaManager(MambaManager):
         block = held.blocks[index]
         if block.block_id == 0:
             return
-        self._cache_partial(block, request, num_tokens)
+        self.cache_partial(block, request, num_tokens)
         if num_tokens % self.block_size != 0:
             # The next step writes into this block: the state must be copied away before.
             held.shared_tail = block
             held.shared_tail_index = index
             held.num_cached_blocks = index
 
-    def _cache_partial(self, block: KVCacheBlock, request: Request, num_tokens: int) -> None:
-        block_hash = request.block_hashes[num_tokens // self.policy.hash_block_size - 1]
-        self.pool.cache_partial_block(block, block_hash, self.group_id, num_tokens)
-        self._cached_this_step.add(block_hash)
+    def cache_partial(self, block: KVCacheBlock, request: Request, num_tokens: int) -> None:
+        super().cache_partial(block, request, num_tokens)
+        self._cached_this_step.add(request.block_hashes[num_tokens // self.policy.hash_block_size - 1])
 
     def _is_segment_end(self, index: int) -> bool:
         interval = self.policy.retention_interval

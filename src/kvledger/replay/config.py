@@ -1,25 +1,33 @@
 """ReplayConfig: the engine that the traffic is replayed on."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kvledger.errors import wrong_value
 from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.ledger_rules import LedgerRules
 from kvledger.observer import LedgerObserver
+from kvledger.replay.layout import NO_LIMIT, KVLayout
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.step_time import ModelShape
 from kvledger.scheduler import SchedulerConfig
-from kvledger.spec import KVCacheConfig, KVCacheGroupSpec
+from kvledger.spec import KVCacheGroupSpec
 from kvledger.units import require_positive
 
-# Longer than any request: the pool alone limits them.
-_NO_LIMIT = 1 << 40
+
+def one_group(shape: ModelShape, block_size: int) -> KVLayout:
+    """The layout of a plain decoder: one group of full attention over all layers."""
+    layers = tuple(f"layer.{index}" for index in range(shape.num_layers))
+    group = KVCacheGroupSpec(layers, shape.spec(block_size))
+    return KVLayout((group,), group.page_size_bytes, (group.page_size_bytes,))
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
     """`num_blocks` counts the null block, as KVCacheConfig does. `max_model_len` None: no limit but the pool.
 
-    `check` proves the invariants of every layer after each step.
+    `layout` None: one group of `shape`, in blocks of `block_size` tokens. `check` proves the invariants of every layer
+    after each step.
     """
 
     num_blocks: int
@@ -30,34 +38,64 @@ class ReplayConfig:
     check: bool = False
     shape: ModelShape = field(default_factory=ModelShape)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    layout: KVLayout | None = None
 
     def __post_init__(self) -> None:
         require_positive("block_size", self.block_size)
         if self.max_model_len is not None and self.max_model_len < 2:
             raise wrong_value("max_model_len", self.max_model_len, "no room for a prompt and a token", "give 2 or more")
 
+    @cached_property
+    def kv_layout(self) -> KVLayout:
+        return one_group(self.shape, self.block_size) if self.layout is None else self.layout
+
+    @cached_property
+    def group_block_sizes(self) -> list[int]:
+        """Tokens in a block of each group, over all context-parallel ranks."""
+        return [self._rules.block_size(group.spec) for group in self.kv_layout.groups]
+
+    @cached_property
+    def hash_block_size(self) -> int:
+        """Tokens under one block hash: a common divisor of the block sizes of all groups."""
+        return self._rules.resolved_hash_block_size(self.kv_layout.config(self.num_blocks))
+
+    @cached_property
+    def hit_step(self) -> int:
+        """Prefix hits end at multiples of so many tokens."""
+        policies = self._rules.policies(self.kv_layout.config(self.num_blocks))
+        return max(policy.hit_alignment for policy in policies)
+
+    @property
+    def smallest_block_size(self) -> int:
+        """The unit in which blocks of a prompt are counted."""
+        return min(self.group_block_sizes)
+
     def make_manager(self, maker: PromptMaker, observer: LedgerObserver) -> KVCacheManager:
-        """A fresh ledger with one group over all layers."""
-        layers = tuple(f"layer.{index}" for index in range(self.shape.num_layers))
-        group = KVCacheGroupSpec(layers, self.shape.spec(self.block_size))
+        """A fresh ledger over the layout's groups."""
+        layout = self.kv_layout
         return KVCacheManager(
-            KVCacheConfig(self.num_blocks, (group,)),
-            _NO_LIMIT if self.max_model_len is None else self.max_model_len,
+            layout.config(self.num_blocks),
+            self._longest,
             enable_caching=self.enable_caching,
             hasher=maker.hasher,
             watermark=self.watermark,
+            max_in_flight_tokens=self._max_in_flight_tokens,
+            drafts=layout.draft_rule,
+            retention_interval=layout.retention_interval,
+            context_parallel_size=layout.context_parallel_size,
             observer=observer,
         )
 
+    @property
+    def _longest(self) -> int:
+        return NO_LIMIT if self.max_model_len is None else self.max_model_len
 
-def num_blocks_in(memory_bytes: int, block_size: int, kv_bytes_per_token: int) -> int:
-    """Blocks of a pool of that many bytes. ConfigError when not even one usable block fits."""
-    num_blocks = memory_bytes // (block_size * kv_bytes_per_token)
-    if num_blocks < 2:
-        raise wrong_value(
-            "memory",
-            memory_bytes,
-            f"holds {max(0, num_blocks)} blocks of {block_size * kv_bytes_per_token} bytes, and 2 are the least",
-            "give more memory or fewer bytes per token",
-        )
-    return num_blocks
+    @property
+    def _max_in_flight_tokens(self) -> int:
+        """At least a step: the replay has one in flight at a time."""
+        return max(self.kv_layout.max_in_flight_tokens, self.scheduler.max_num_batched_tokens)
+
+    @property
+    def _rules(self) -> LedgerRules:
+        """What the manager makes of the layout."""
+        return self.kv_layout.rules(self.enable_caching, self._longest, self._max_in_flight_tokens)

@@ -15,7 +15,7 @@ passed over (as one does that preempts the request it is at: it schedules nobody
 from typing import Final
 
 from kvledger.replay.prompts import output_token
-from kvledger.replay.step_time import num_pairs
+from kvledger.replay.step_time import LocalReach, num_pairs
 from kvledger.replay.tally import Tally
 from kvledger.replay.trace_request import TraceRequest
 from kvledger.request import Request
@@ -46,8 +46,9 @@ class Flight:
 class FlightBook:
     """All flights of one replay."""
 
-    def __init__(self, scheduler: Scheduler, tally: Tally) -> None:
+    def __init__(self, scheduler: Scheduler, tally: Tally, reaches: list[LocalReach]) -> None:
         self._scheduler: Final = scheduler
+        self._reaches: Final = reaches
         self._tally: Final = tally
         self._flights: Final[dict[str, Flight]] = {}
         self._prefilling: Final[dict[str, Flight]] = {}
@@ -62,6 +63,8 @@ class FlightBook:
         self.num_tokens: int = 0
         self.num_context: int = 0
         self.num_pairs: float = 0.0
+        # Context and pairs of layers that read a part of it, for each of the reaches.
+        self.local: list[tuple[int, float]] = []
         self._num_silent: int = 0
         self._first: list[Flight] = []
         self._ids: list[str] = []
@@ -94,6 +97,8 @@ class FlightBook:
         # As if everybody computed one token, which is right for decodes.
         self.num_pairs = num_computed + len(ids)
         self._num_silent = 0
+        if self._reaches:
+            self._measure_local(output)
         if self._prefilling:
             self._advance_prefills()
             self._is_stale = True
@@ -146,6 +151,21 @@ class FlightBook:
             num_computed = flight.request.num_tokens - 1
             flight.last_token_time = self._late.pop(request_id, self._previous_end)
         flight.num_lost = max(flight.num_lost, num_computed)
+
+    def _measure_local(self, output: SchedulerOutput) -> None:
+        steps = list(zip(output.num_scheduled_tokens, output.num_computed_tokens, strict=True))
+        self.local = [
+            (
+                sum([reach.context(num_new, num_computed) for num_new, num_computed in steps]),
+                sum([reach.pairs(num_new, num_computed) for num_new, num_computed in steps]),
+            )
+            for reach in self._reaches
+        ]
+
+    @property
+    def num_scheduled(self) -> int:
+        """Requests of the step."""
+        return len(self._ids)
 
     def _advance_prefills(self) -> None:
         for request_id, flight in list(self._prefilling.items()):

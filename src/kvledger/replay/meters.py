@@ -9,9 +9,10 @@ from typing import Final
 
 from kvledger.block import KVCacheBlock
 from kvledger.block_pool import PoolOccupancy
-from kvledger.observer import LedgerObserver
+from kvledger.observer import EvictionCause, LedgerObserver
 from kvledger.replay.result import Percentiles, Shares, Timeline, Usage
 from kvledger.request import Request
+from kvledger.spec import KVCacheGroupSpec
 
 
 class WeightedSamples:
@@ -140,11 +141,31 @@ class EvictionMeter(LedgerObserver):
     """
 
     def __init__(self) -> None:
-        self._num_cached: int = 0
+        self._count: int = 0
 
     def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
-        self._num_cached += len(blocks)
+        self._count += len(blocks)
 
     def num_evictions(self, occupancy: PoolOccupancy) -> int:
         """Evictions so far. REQUIRES a pool of which no request holds blocks, and no reset or evict_blocks before."""
-        return self._num_cached - occupancy.cached
+        return self._count - occupancy.cached
+
+
+class StateEvictionMeter(EvictionMeter):
+    """The same for layouts with states, which are also cached where a prompt ends inside a block: unannounced."""
+
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        return
+
+    def block_evicted(self, block: KVCacheBlock, cause: EvictionCause) -> None:
+        if cause is EvictionCause.REUSED:
+            self._count += 1
+
+    def num_evictions(self, occupancy: PoolOccupancy) -> int:
+        return self._count
+
+
+def make_eviction_meter(groups: tuple[KVCacheGroupSpec, ...]) -> EvictionMeter:
+    """The meter that is right for these groups."""
+    has_states = any(group.spec.checkpoints_inside_blocks for group in groups)
+    return StateEvictionMeter() if has_states else EvictionMeter()

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvledger.replay.plot import bars, resample, stacked_bars
-from kvledger.replay.result import Percentiles, ReplayResult
+from kvledger.replay.result import GroupResult, Percentiles, ReplayResult
 from kvledger.replay.tally import REFUSAL_TEXTS
 
 _PLOT_HEIGHT = 4
@@ -20,11 +20,20 @@ _CACHED_COLOUR = "dark_sea_green4"
 def print_report(result: ReplayResult, console: Console) -> None:
     """Prints the whole report, as wide as the console allows."""
     console.print(_heading(result))
+    for note in result.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    if result.notes:
+        console.print()
     grid = Table.grid(padding=(0, 4, 0, 0))
     grid.add_row(_traffic(result), _prefix_cache(result))
     grid.add_row()
     grid.add_row(_pool(result), _run(result))
     console.print(grid)
+    if result.model:
+        console.print()
+        console.print(groups_held(result.groups))
+        console.print()
+        console.print(groups_hit(result.groups))
     if result.ttft_seconds is not None:
         console.print()
         console.print(_latency(result))
@@ -46,6 +55,11 @@ def _heading(result: ReplayResult) -> Text:
     heading = Text("kvledger replay ", style="bold")
     heading.append(basename(result.trace), style="bold cyan")
     heading.append(f"  {result.format} format, {result.mode}, hash {result.hash}\n", style="dim")
+    if result.model:
+        gpus = f"{result.num_gpus} x {result.gpu}"
+        limit = f", at most {result.max_model_len:,} tokens" if result.max_model_len else ""
+        heading.append(result.model, style="bold")
+        heading.append(f"  on {gpus}, groups: {len(result.groups)}{limit}\n", style="dim")
     return heading
 
 
@@ -84,6 +98,9 @@ def _prefix_cache(result: ReplayResult) -> Table:
         ("tokens looked up", f"{cache.num_query_tokens:,}"),
         ("blocks evicted", f"{cache.num_evictions:,}"),
     ]
+    if result.model:
+        rows.append(("hits end at multiples of", f"{result.hit_step:,}"))
+        rows.append(("prompts too short for that", f"{result.num_short_prompts:,}"))
     return _table("Prefix cache", rows)
 
 
@@ -91,12 +108,87 @@ def _pool(result: ReplayResult) -> Table:
     usage = result.usage
     shares = result.occupancy
     rows = [
-        ("blocks", f"{result.num_blocks:,} x {result.block_size} tokens"),
+        ("blocks", f"{result.num_blocks:,} x {_block_sizes(result)} tokens"),
         ("usage mean / p95", f"{_percent(usage.mean)} / {_percent(usage.p95)}"),
         ("usage peak", _percent(usage.peak)),
         ("live/cached/unused", f"{shares.live:.1%}/{shares.cached:.1%}/{shares.unused:.1%}"),
     ]
     return _table("Pool", rows)
+
+
+def _block_sizes(result: ReplayResult) -> str:
+    sizes = sorted({group.block_size for group in result.groups})
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+
+def like_groups(groups: list[GroupResult]) -> list[tuple[str, list[GroupResult]]]:
+    """Groups next to each other that keep the same, under their numbers: ("0-2", three groups)."""
+    runs: list[tuple[int, list[GroupResult]]] = []
+    for group_id, group in enumerate(groups):
+        if runs and _keeps(runs[-1][1][0]) == _keeps(group):
+            runs[-1][1].append(group)
+        else:
+            runs.append((group_id, [group]))
+    return [(str(first) if len(run) == 1 else f"{first}-{first + len(run) - 1}", run) for first, run in runs]
+
+
+def _keeps(group: GroupResult) -> tuple[str, int, int, int]:
+    return group.kind, group.block_size, group.num_layers, group.bytes_per_block
+
+
+def groups_held(groups: list[GroupResult]) -> Table:
+    """What each group keeps, and the blocks of it that requests hold; of like groups, each."""
+    table = _columns("Groups: blocks held by requests", "group", "keeps")
+    for heading in ("layers", "tokens/block", "block", "mean", "p95", "peak"):
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    for numbers, run in like_groups(groups):
+        group = run[0]
+        each = " each" if len(run) > 1 else ""
+        held = [_mean([getattr(one.held_blocks, name) for one in run]) for name in ("mean", "p95", "peak")]
+        table.add_row(
+            numbers,
+            group.kind,
+            f"{group.num_layers}{each}",
+            f"{group.block_size:,}",
+            _bytes(group.bytes_per_block),
+            *[f"{value:,.0f}" for value in held],
+        )
+    return table
+
+
+def groups_hit(groups: list[GroupResult]) -> Table:
+    """Table entries without a block, cached prefixes, and which group limited the hits."""
+    table = _columns("Groups: tables and hits", "group")
+    for heading in ("null entries", "cached blocks", "hits limited", "tokens lost"):
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    for numbers, run in like_groups(groups):
+        table.add_row(
+            numbers,
+            f"{_mean([group.null_entries for group in run]):,.0f}",
+            f"{_mean([group.num_cached_blocks for group in run]):,.0f}",
+            f"{sum(group.num_limited_hits for group in run):,}",
+            f"{sum(group.num_lost_tokens for group in run):,}",
+        )
+    return table
+
+
+def _columns(title: str, *left: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    for heading in left:
+        table.add_column(heading, header_style="dim", no_wrap=True)
+    return table
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _bytes(size: int) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} B"
 
 
 def _run(result: ReplayResult) -> Table:

@@ -58,6 +58,24 @@ class Timeline(msgspec.Struct):
     cached: list[float]
 
 
+class GroupResult(msgspec.Struct):
+    """One KV cache group. `held_blocks`: by requests, in blocks; `null_entries`: mean of table entries without a block.
+
+    `num_cached_blocks`: prefixes that could be hit in the end. `num_limited_hits`: lookups that this group kept from
+    being longer; `num_lost_tokens`: what the other groups had cached behind these hits.
+    """
+
+    kind: str
+    block_size: int
+    num_layers: int
+    bytes_per_block: int
+    held_blocks: Usage
+    null_entries: float
+    num_cached_blocks: int
+    num_limited_hits: int
+    num_lost_tokens: int
+
+
 class ReplayResult(msgspec.Struct):
     """`latency` fields are None in sequential mode, where no time passes."""
 
@@ -85,6 +103,15 @@ class ReplayResult(msgspec.Struct):
     requests_per_wall_second: float
     tokens_per_wall_second: float
     timeline: Timeline
+    groups: list[GroupResult]
+    bytes_per_block: int
+    hash_block_size: int
+    hit_step: int
+    num_short_prompts: int
+    model: str = ""
+    gpu: str = ""
+    num_gpus: int = 0
+    notes: list[str] = []
     trace: str = ""
     format: str = ""
     hash: str = ""

@@ -16,7 +16,7 @@ from kvledger.errors import InvariantError
 from kvledger.replay.arrivals import Arrivals
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.flights import Flight, FlightBook
-from kvledger.replay.meters import EvictionMeter
+from kvledger.replay.meters import make_eviction_meter
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.step_time import StepTimeModel
@@ -32,7 +32,7 @@ class ScheduledReplay:
     """One replay. run() may be called once."""
 
     def __init__(self, arrivals: Arrivals, maker: PromptMaker, config: ReplayConfig, step_time: StepTimeModel) -> None:
-        evictions = EvictionMeter()
+        evictions = make_eviction_meter(config.kv_layout.groups)
         manager = config.make_manager(maker, evictions)
         self._arrivals: Final = arrivals
         self._maker: Final = maker
@@ -41,7 +41,7 @@ class ScheduledReplay:
         self._manager: Final = manager
         self._scheduler: Final = Scheduler(manager, config.scheduler)
         self._tally: Final = Tally(config, manager, evictions, _TIMELINE_INTERVAL_SECONDS)
-        self._book: Final = FlightBook(self._scheduler, self._tally)
+        self._book: Final = FlightBook(self._scheduler, self._tally, step_time.reaches)
         by_priority = config.scheduler.policy is SchedulingPolicy.PRIORITY
         self._num_ahead: Final = math.inf if by_priority else config.scheduler.max_num_seqs
         # Arrived and not handed to the scheduler yet, with the times of arrival.
@@ -87,7 +87,9 @@ class ScheduledReplay:
         book.open_step(output)
         seconds = 0.0
         if book.num_tokens > 0:
-            seconds = self._step_time.seconds(book.num_tokens, book.num_context, book.num_pairs)
+            seconds = self._step_time.seconds(
+                book.num_tokens, book.num_context, book.num_pairs, book.num_scheduled, book.local
+            )
         elif not output.preempted_request_ids and not output.errors:
             raise InvariantError(f"step {output.step} schedules nothing although requests wait or run")
         self._now += seconds
@@ -159,3 +161,5 @@ class ScheduledReplay:
             timeline.peak_waiting = num_waiting
         if self._now >= timeline.next_time:
             timeline.close_intervals(self._now, self._manager.occupancy())
+        if self._now >= self._tally.group_meter.next_time:
+            self._tally.group_meter.sample(self._now)

@@ -8,13 +8,15 @@ import math
 from time import perf_counter
 from typing import Final
 
+from kvledger.kv_cache_blocks import PrefixHit
 from kvledger.replay.arrivals import Arrivals
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.meters import EvictionMeter
+from kvledger.replay.meters import make_eviction_meter
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.tally import Progress, Tally
 from kvledger.replay.trace_request import TraceRequest
+from kvledger.request import Request
 
 _PROGRESS_REQUESTS: Final = 64
 
@@ -23,10 +25,12 @@ class SequentialReplay:
     """One replay. run() may be called once."""
 
     def __init__(self, arrivals: Arrivals, maker: PromptMaker, config: ReplayConfig) -> None:
-        evictions = EvictionMeter()
+        evictions = make_eviction_meter(config.kv_layout.groups)
         self._arrivals: Final = arrivals
         self._maker: Final = maker
         self._check: Final = config.check
+        self._max_chunk: Final = config.scheduler.max_num_batched_tokens
+        self._num_lookahead: Final = config.kv_layout.drafts
         self._manager: Final = config.make_manager(maker, evictions)
         self._tally: Final = Tally(config, self._manager, evictions, interval=1.0)
 
@@ -56,17 +60,38 @@ class SequentialReplay:
             return
         tally.accept(recorded.num_prompt_tokens)
         request = self._maker.make(recorded, serial)
-        hit = manager.get_computed_blocks(request)
-        new_blocks = manager.allocate_slots(request, request.num_tokens - hit.num_tokens, hit)
-        assert new_blocks is not None, "an empty pool has room for a request that was not refused"
-        manager.record_prefix_lookup(request, hit.num_tokens)
+        self._prefill(request)
         # Each request weighs the same.
         tally.log_step(1.0, manager.usage, 0)
         timeline = tally.timeline
         timeline.peak_running = 1
         if serial + 1 >= timeline.next_time:
             timeline.close_intervals(serial + 1, manager.occupancy())
+        if serial + 1 >= tally.group_meter.next_time:
+            tally.group_meter.sample(serial + 1)
         manager.free(request)
         tally.num_finished += 1
         if self._check:
             manager.check()
+
+    def _prefill(self, request: Request) -> None:
+        """Looks the prompt up and computes the rest, in steps of the scheduler's budget: windows move on with every
+        step, and states are cached where one ends.
+        """
+        manager = self._manager
+        hit: PrefixHit | None = manager.get_computed_blocks(request)
+        assert hit is not None
+        request.shared_prefix_boundary = hit.shared_prefix_boundary
+        manager.record_prefix_lookup(request, hit.num_tokens, hit)
+        start = hit.num_tokens
+        while start < request.num_tokens:
+            manager.start_step()
+            num_new = min(self._max_chunk, request.num_tokens - start)
+            if manager.clips_chunks:
+                num_new = manager.clip_chunk(request, start, num_new, self._max_chunk) or num_new
+            new_blocks = manager.allocate_slots(request, num_new, hit, num_lookahead_tokens=self._num_lookahead)
+            assert new_blocks is not None, "an empty pool has room for a request that was not refused"
+            manager.release_block_copies(manager.take_block_copies())
+            hit = None
+            start += num_new
+            request.num_computed_tokens = start

@@ -2,20 +2,27 @@
 
 A step over requests that compute new_i tokens each, after computed_i tokens that are computed already:
 
-    flops  = 2 * parameters * sum(new_i)                                   every weight, one multiply and one add
-           + 4 * layers * heads * head_size * sum(new_i * (computed_i + (new_i + 1) / 2))       attention, q.k and p.v
-    bytes  = weight bytes + KV bytes per token * sum(computed_i + new_i)   every weight once, every context once
+    flops  = 2 * active parameters * sum(new_i)                            every weight, one multiply and one add
+           + flops a pair * sum(pairs_i)                                   attention, q.k and p.v, for layers of a reach
+    bytes  = weight bytes + KV bytes per token * sum(context_i)            every weight once, every context once
+           + 2 * state bytes * requests                                    recurrent states, read and written
     time   = step overhead + max(flops / (FLOPS_EFFICIENCY * peak), bytes / (BANDWIDTH_EFFICIENCY * bandwidth))
 
-Several GPUs share weights, KV cache and work evenly, and what they say to each other is free. It is a model of what the
-scheduler's decisions cost relative to each other; it has not been fitted to one engine.
+A layer that reads everything has new_i * (computed_i + (new_i + 1) / 2) pairs and a context of computed_i + new_i;
+windows and chunks have less (LocalReach). Of the routed experts, a step of n tokens reads the share
+1 - (1 - experts per token / experts) ** n. Several GPUs share weights, KV cache and work evenly, and what they say to
+each other is free. It is a model of what the scheduler's decisions cost relative to each other; it has not been fitted
+to one engine.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
-from kvledger.errors import wrong_value
+import msgspec
+
+from kvledger.errors import ConfigError, wrong_value
 from kvledger.spec import FullAttentionSpec
 from kvledger.units import dtype_bytes, require_positive
 
@@ -23,6 +30,31 @@ FLOPS_EFFICIENCY: Final = 0.6
 BANDWIDTH_EFFICIENCY: Final = 0.8
 # Share of the memory that an engine takes, as vLLM's gpu_memory_utilization.
 MEMORY_UTILIZATION: Final = 0.9
+
+
+class AttentionWork(msgspec.Struct, frozen=True):
+    """Layers of one reach (`window` or `chunk` tokens; both 0: all), added up over all GPUs."""
+
+    flops_per_pair: float
+    bytes_per_token: float
+    window: int = 0
+    chunk: int = 0
+
+
+class StepWork(msgspec.Struct, frozen=True):
+    """What a model costs, over all GPUs.
+
+    `expert_bytes`: the part of weight_bytes that is routed experts; `expert_share`: of them, what one token is sent to.
+    `state_bytes`: recurrent states of one request.
+    """
+
+    num_parameters: int
+    num_active_parameters: int
+    weight_bytes: int
+    expert_bytes: int = 0
+    expert_share: float = 1.0
+    attention: tuple[AttentionWork, ...] = ()
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +88,12 @@ class ModelShape:
     def weight_bytes(self) -> int:
         return self.num_parameters * dtype_bytes(self.weight_dtype)
 
+    def work(self, kv_bytes_per_token: int | None = None) -> StepWork:
+        """What a step costs; `kv_bytes_per_token` where it is not the shape's own."""
+        per_token = self.kv_bytes_per_token if kv_bytes_per_token is None else kv_bytes_per_token
+        attention = AttentionWork(4 * self.num_layers * self.num_heads * self.head_size, per_token)
+        return StepWork(self.num_parameters, self.num_parameters, self.weight_bytes, attention=(attention,))
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -67,24 +105,94 @@ class Gpu:
     peak_flops: float
 
 
-class StepTimeModel:
-    """Seconds of a step, from four numbers of it."""
+class LocalReach(ABC):
+    """Layers that read a part of the context: what num_new tokens after num_computed read and look at."""
 
-    def __init__(
-        self, shape: ModelShape, gpu: Gpu, num_gpus: int, kv_bytes_per_token: int, overhead_seconds: float
-    ) -> None:
+    @abstractmethod
+    def context(self, num_new: int, num_computed: int) -> int:
+        """Tokens read, the new ones included."""
+
+    @abstractmethod
+    def pairs(self, num_new: int, num_computed: int) -> float:
+        """Pairs of a query and a key that it sees."""
+
+
+class WindowReach(LocalReach):
+    """Every token sees the last `size` tokens, itself included."""
+
+    def __init__(self, size: int) -> None:
+        self._size: Final = size
+
+    def context(self, num_new: int, num_computed: int) -> int:
+        before = self._size - 1
+        return (num_computed if num_computed < before else before) + num_new
+
+    def pairs(self, num_new: int, num_computed: int) -> float:
+        if num_new == 1:
+            return num_computed + 1.0 if num_computed < self._size else float(self._size)
+        # The first tokens see less than a window, the others all of it.
+        num_growing = min(max(0, self._size - num_computed), num_new)
+        return num_pairs(num_growing, num_computed) + (num_new - num_growing) * self._size
+
+
+class ChunkReach(LocalReach):
+    """Every token sees the tokens of its chunk of `size` tokens up to itself."""
+
+    def __init__(self, size: int) -> None:
+        self._size: Final = size
+
+    def context(self, num_new: int, num_computed: int) -> int:
+        return num_computed % self._size + num_new
+
+    def pairs(self, num_new: int, num_computed: int) -> float:
+        size = self._size
+        start = num_computed % size
+        num_whole, rest = divmod(start + num_new, size)
+        return num_whole * num_pairs(size, 0) + num_pairs(rest, 0) - num_pairs(start, 0)
+
+
+class StepTimeModel:
+    """Seconds of a step, from a few numbers of it. `reaches`: of the layers that read less than everything."""
+
+    def __init__(self, work: StepWork, gpu: Gpu, num_gpus: int, overhead_seconds: float) -> None:
         self._overhead: Final = overhead_seconds
         flops_s = gpu.peak_flops * FLOPS_EFFICIENCY * num_gpus
         bytes_s = gpu.bandwidth_bytes_s * BANDWIDTH_EFFICIENCY * num_gpus
-        self._seconds_per_token: Final = 2 * shape.num_parameters / flops_s
-        self._seconds_per_pair: Final = 4 * shape.num_layers * shape.num_heads * shape.head_size / flops_s
-        self._seconds_weights: Final = shape.weight_bytes / bytes_s
-        self._seconds_per_context_token: Final = kv_bytes_per_token / bytes_s
+        self._seconds_per_token: Final = 2 * work.num_active_parameters / flops_s
+        self._seconds_weights: Final = work.weight_bytes / bytes_s
+        self._seconds_experts: Final = work.expert_bytes / bytes_s
+        self._experts_missed: Final = 1.0 - work.expert_share
+        self._seconds_per_request: Final = 2 * work.state_bytes / bytes_s
+        full = [part for part in work.attention if not part.window and not part.chunk]
+        local = [part for part in work.attention if part.window or part.chunk]
+        self._seconds_per_pair: Final = sum(part.flops_per_pair for part in full) / flops_s
+        self._seconds_per_context_token: Final = sum(part.bytes_per_token for part in full) / bytes_s
+        self.reaches: Final[list[LocalReach]] = [
+            WindowReach(part.window) if part.window else ChunkReach(part.chunk) for part in local
+        ]
+        self._local_costs: Final = [(part.bytes_per_token / bytes_s, part.flops_per_pair / flops_s) for part in local]
 
-    def seconds(self, num_new: int, num_context: int, num_pairs: float) -> float:
-        """`num_new`: tokens computed; `num_context`: sum(computed_i + new_i); `num_pairs`: query-key pairs."""
+    def seconds(
+        self,
+        num_new: int,
+        num_context: int,
+        num_pairs: float,
+        num_requests: int = 0,
+        local: list[tuple[int, float]] | None = None,
+    ) -> float:
+        """`num_new`: tokens computed; `num_context`: sum(computed_i + new_i); `num_pairs`: query-key pairs.
+
+        `local`: context and pairs of each of the reaches.
+        """
         compute = num_new * self._seconds_per_token + num_pairs * self._seconds_per_pair
         read = self._seconds_weights + num_context * self._seconds_per_context_token
+        read += num_requests * self._seconds_per_request
+        if self._experts_missed > 0.0:
+            read -= self._seconds_experts * self._experts_missed**num_new
+        if local:
+            for (context, pairs), (byte_seconds, flop_seconds) in zip(local, self._local_costs, strict=True):
+                read += context * byte_seconds
+                compute += pairs * flop_seconds
         return self._overhead + (compute if compute > read else read)
 
 
@@ -103,11 +211,18 @@ def gpu_names() -> list[str]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name in the bundled table."""
+    """The GPU of that name in the bundled table, else in the one of `kvledger plan`."""
     gpu = _gpus().get(name.lower())
-    if gpu is None:
-        raise wrong_value("gpu", name, "not in the table of GPUs", "use one of " + ", ".join(_gpus()))
-    return gpu
+    if gpu is not None:
+        return gpu
+    from kvledger.sizing.gpus import find_gpu as find_planned_gpu
+
+    try:
+        planned = find_planned_gpu(name)
+    except ConfigError:
+        fix = "use one of " + ", ".join(_gpus()) + ", or a card of `kvledger plan`"
+        raise wrong_value("gpu", name, "not in the table of GPUs", fix) from None
+    return Gpu(planned.name, planned.total_bytes, planned.bandwidth_bytes_s, planned.peak_flops)
 
 
 def _gpus() -> dict[str, Gpu]:

@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.prefix_cache_stats import PrefixCacheStats
 from kvledger.replay.config import ReplayConfig
+from kvledger.replay.group_meter import GroupMeter
 from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
 from kvledger.replay.result import PrefixCacheResult, ReplayResult, Usage
 from kvledger.units import cdiv
@@ -39,6 +41,10 @@ class Tally:
         self.refused: Counter[str] = Counter()
         self.num_prompt_tokens = 0
         self.num_query_blocks = 0
+        # Prompts that end before the first place where a hit can end.
+        self.num_short_prompts = 0
+        self._block_size = config.smallest_block_size
+        self._hit_step = config.hit_step
         self.num_output_tokens = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
@@ -46,6 +52,7 @@ class Tally:
         # Three numbers a step: its seconds, the usage of the pool during it, the tokens whose gap it was.
         self._steps = array("d")
         self.timeline = TimelineMeter(interval, manager.num_usable_blocks)
+        self.group_meter = GroupMeter(config, manager, interval)
         self.ttft = WeightedSamples()
         # Gaps that were longer than a step.
         self.long_gaps = WeightedSamples()
@@ -54,7 +61,9 @@ class Tally:
     def accept(self, num_prompt_tokens: int) -> None:
         """A request that will be served."""
         self.num_prompt_tokens += num_prompt_tokens
-        self.num_query_blocks += cdiv(num_prompt_tokens, self.config.block_size)
+        self.num_query_blocks += cdiv(num_prompt_tokens, self._block_size)
+        if num_prompt_tokens <= self._hit_step:
+            self.num_short_prompts += 1
 
     def log_step(self, seconds: float, usage: float, num_steady_tokens: int) -> None:
         """A step, of which num_steady_tokens tokens came one step after the token before them."""
@@ -66,7 +75,7 @@ class Tally:
 
     def refusal(self, num_prompt_tokens: int) -> str | None:
         """Why a prompt of that length can never be served; None when it can."""
-        if cdiv(num_prompt_tokens, self.config.block_size) > self.manager.num_usable_blocks:
+        if self.manager.num_blocks_for(num_prompt_tokens) > self.manager.num_usable_blocks:
             return PROMPT_EXCEEDS_POOL
         if num_prompt_tokens >= self.manager.max_model_len:
             return PROMPT_EXCEEDS_MAX_MODEL_LEN
@@ -75,10 +84,11 @@ class Tally:
     def result(self, mode: str, wall_seconds: float) -> ReplayResult:
         """The result; the fields about the trace are the caller's to fill in."""
         num_tokens = self.num_prompt_tokens + self.num_output_tokens
+        stats = self.manager.take_prefix_cache_stats()
         return ReplayResult(
             mode=mode,
             num_blocks=self.config.num_blocks,
-            block_size=self.config.block_size,
+            block_size=self._block_size,
             max_model_len=self.config.max_model_len,
             num_requests=self.num_requests,
             num_finished=self.num_finished,
@@ -90,7 +100,7 @@ class Tally:
             num_preemptions=self.num_preemptions,
             num_recomputed_tokens=self.num_recomputed_tokens,
             num_steps=self.num_steps,
-            prefix_cache=self._prefix_cache(),
+            prefix_cache=self._prefix_cache(stats),
             usage=self._usage(),
             occupancy=self.timeline.shares(),
             ttft_seconds=self.ttft.percentiles(),
@@ -100,6 +110,11 @@ class Tally:
             requests_per_wall_second=self.num_finished / wall_seconds,
             tokens_per_wall_second=num_tokens / wall_seconds,
             timeline=self.timeline.timeline(),
+            groups=self.group_meter.results(stats),
+            bytes_per_block=self.config.kv_layout.bytes_per_block,
+            hash_block_size=self.config.hash_block_size,
+            hit_step=self._hit_step,
+            num_short_prompts=self.num_short_prompts,
         )
 
     def _usage(self) -> Usage:
@@ -110,10 +125,9 @@ class Tally:
         gaps.add_all(self.long_gaps)
         return gaps
 
-    def _prefix_cache(self) -> PrefixCacheResult:
-        stats = self.manager.take_prefix_cache_stats()
+    def _prefix_cache(self, stats: PrefixCacheStats) -> PrefixCacheResult:
         # Hits are whole blocks.
-        num_hit_blocks = stats.hits // self.config.block_size
+        num_hit_blocks = stats.hits // self._block_size
         return PrefixCacheResult(
             token_hit_rate=stats.hits / stats.queries if stats.queries else 0.0,
             block_hit_rate=num_hit_blocks / self.num_query_blocks if stats.queries else 0.0,

@@ -157,7 +157,7 @@ class WaitingPass:
         if blocks is None:
             return False
         if candidate.hit is not None:
-            self._manager.record_prefix_lookup(request, candidate.hit.num_tokens)
+            self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
             if self._source is not None:
                 block_ids = self._manager.get_block_ids(request.request_id)
                 self._source.allocated(request, block_ids, candidate.num_external)

@@ -17,7 +17,7 @@ from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
 from kvledger.replay.trace_request import TraceRequest
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulingPolicy
 
-ONE_SECOND = StepTimeModel(ModelShape(), Gpu("infinite", 1, inf, inf), 1, 1, 1.0)
+ONE_SECOND = StepTimeModel(ModelShape().work(), Gpu("infinite", 1, inf, inf), 1, 1.0)
 
 
 class NaiveReplay:

@@ -13,7 +13,7 @@ from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
 from kvledger.replay.trace_request import TraceRequest, TraceSession
 from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
 
-ONE_SECOND = StepTimeModel(ModelShape(), Gpu("infinite", 1, inf, inf), 1, 1, 1.0)
+ONE_SECOND = StepTimeModel(ModelShape().work(), Gpu("infinite", 1, inf, inf), 1, 1.0)
 
 
 def recorded(time: float, prompt: int, output: int, *, ids: list[int] | None = None, priority: int = 0) -> TraceRequest:

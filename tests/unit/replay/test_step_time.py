@@ -1,12 +1,26 @@
 """The roofline, by hand."""
 
+from collections.abc import Callable
 from math import inf
 
 import pytest
 
 from kvledger.errors import ConfigError
-from kvledger.replay.config import num_blocks_in
-from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel, find_gpu, gpu_names, kv_memory_bytes, num_pairs
+from kvledger.replay.layout import num_blocks_in
+from kvledger.replay.step_time import (
+    AttentionWork,
+    ChunkReach,
+    Gpu,
+    LocalReach,
+    ModelShape,
+    StepTimeModel,
+    StepWork,
+    WindowReach,
+    find_gpu,
+    gpu_names,
+    kv_memory_bytes,
+    num_pairs,
+)
 
 # Round numbers: after the efficiencies 0.6 and 0.8 a GPU does 6e12 flops and reads 8e9 bytes a second.
 GPU = Gpu("round", 10 * 2**30, 1e10, 1e13)
@@ -14,7 +28,7 @@ SHAPE = ModelShape(num_parameters=1_000_000_000, num_layers=10, num_heads=5, num
 
 
 def model(num_gpus: int = 1, overhead: float = 0.0) -> StepTimeModel:
-    return StepTimeModel(SHAPE, GPU, num_gpus, SHAPE.kv_bytes_per_token, overhead)
+    return StepTimeModel(SHAPE.work(), GPU, num_gpus, overhead)
 
 
 def test_the_default_shape_keeps_128_kib_a_token() -> None:
@@ -51,9 +65,9 @@ def test_pairs_of_a_causal_chunk() -> None:
 
 def test_memory_for_kv_is_what_the_weights_leave_of_ninety_percent() -> None:
     assert kv_memory_bytes(SHAPE, GPU, 2) == int(0.9 * 20 * 2**30) - 2_000_000_000
-    assert num_blocks_in(1_000_000, 16, 1200) == 52
+    assert num_blocks_in(1_000_000, 16 * 1200) == 52
     with pytest.raises(ConfigError, match="memory=30000: holds 1 blocks of 19200 bytes, and 2 are the least"):
-        num_blocks_in(30_000, 16, 1200)
+        num_blocks_in(30_000, 16 * 1200)
 
 
 def test_gpus_are_found_by_name() -> None:
@@ -66,3 +80,55 @@ def test_gpus_are_found_by_name() -> None:
 def test_a_shape_says_which_number_is_wrong() -> None:
     with pytest.raises(ConfigError, match="num_kv_heads=0"):
         ModelShape(num_kv_heads=0)
+
+
+# Models that are not one group of full attention
+
+
+def seen(num_new: int, num_computed: int, first_seen: Callable[[int], int]) -> tuple[int, float]:
+    """Context and pairs by counting: token t sees first_seen(t) to t."""
+    tokens = range(num_computed, num_computed + num_new)
+    return num_computed + num_new - first_seen(num_computed), float(sum(t - first_seen(t) + 1 for t in tokens))
+
+
+@pytest.mark.parametrize("num_computed", [0, 1, 5, 6, 7, 8, 14, 100])
+@pytest.mark.parametrize("num_new", [1, 2, 6, 7, 20])
+def test_windows_and_chunks_against_counting(num_new: int, num_computed: int) -> None:
+    reaches: list[tuple[LocalReach, Callable[[int], int]]] = [
+        (WindowReach(7), lambda t: max(0, t - 6)),
+        (ChunkReach(7), lambda t: t // 7 * 7),
+    ]
+    for reach, first_seen in reaches:
+        context, pairs = seen(num_new, num_computed, first_seen)
+        assert reach.context(num_new, num_computed) == context
+        assert reach.pairs(num_new, num_computed) == pairs
+
+
+def test_layers_with_a_window_read_less() -> None:
+    # 8e9 bytes a second: no weights, 1000 bytes a token in a window of 100.
+    work = StepWork(1, 1, 0, attention=(AttentionWork(6000, 1000, window=100),))
+    step_time = StepTimeModel(work, GPU, 1, 0.0)
+    (reach,) = step_time.reaches
+    local = [(reach.context(1, 5000), reach.pairs(1, 5000))]
+    assert local == [(100, 100.0)]
+    assert step_time.seconds(1, 5001, 5001.0, 1, local) == pytest.approx(100 * 1000 / 8e9)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_are_sent_to() -> None:
+    # 4e9 bytes, 3e9 of them experts, a quarter for each token: 1 + 3 x (1 - 0.75 ** n) GB.
+    work = StepWork(2_000_000_000, 1_000_000_000, 4_000_000_000, 3_000_000_000, 0.25)
+    step_time = StepTimeModel(work, GPU, 1, 0.0)
+    assert step_time.seconds(1, 0, 0.0) == pytest.approx(1.75 / 8)
+    assert step_time.seconds(2, 0, 0.0) == pytest.approx((1 + 3 * (1 - 0.75**2)) / 8)
+    # Compute is bound by the active parameters: 2 x 1e9 x 30,000 / 6e12.
+    assert step_time.seconds(30_000, 0, 0.0) == pytest.approx(10.0)
+
+
+def test_a_state_is_read_and_written_once_a_request() -> None:
+    work = StepWork(1, 1, 0, state_bytes=1_000_000)
+    assert StepTimeModel(work, GPU, 1, 0.0).seconds(4, 400, 0.0, 4) == pytest.approx(2 * 4e6 / 8e9)
+
+
+def test_cards_of_the_plan_are_known_too() -> None:
+    assert find_gpu("H20").bandwidth_bytes_s == 4e12
+    assert find_gpu("NVIDIA H100 80GB HBM3 (SXM)").peak_flops == 989e12

@@ -1,0 +1,167 @@
+"""Where a config comes from: a file, a directory, the bundled catalogue or the Hugging Face hub."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from kvledger.errors import ConfigError
+from kvledger.models.config import JSON, ModelConfig, read_config
+
+CATALOGUE = "data/catalogue.tsv.gz"
+# Grades of a catalogue row that are copies of the model's own file; the others are marked when they are used.
+COPIED_GRADES = ("verbatim", "verbatim-fixture")
+
+
+@dataclass(frozen=True)
+class CatalogueRow:
+    """One bundled model: its config and where that was read."""
+
+    name: str
+    grade: str
+    source: str
+    config: JSON
+    hf_quant: JSON | None
+
+
+def parse_object(text: str, where: str) -> JSON:
+    """A JSON object. ConfigError names the place when it is none."""
+    try:
+        parsed: object = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON ({error}); give a Hugging Face config.json") from None
+    if not isinstance(parsed, Mapping):
+        raise ConfigError(f"{where}: not a JSON object; give a Hugging Face config.json")
+    return parsed
+
+
+@cache
+def catalogue_lines() -> dict[str, str]:
+    """Lower-case name -> the row as text; rows are parsed when they are asked for."""
+    packed = (files("kvledger.models") / CATALOGUE).read_bytes()
+    rows = (line.split("\t", 1) for line in gzip.decompress(packed).decode().splitlines())
+    return {name.lower(): f"{name}\t{row}" for name, row in rows}
+
+
+def catalogue_row(line: str) -> CatalogueRow:
+    name, text = line.split("\t", 1)
+    row = parse_object(text, name)
+    config, quant = row["config"], row.get("hf_quant")
+    assert isinstance(config, Mapping)
+    return CatalogueRow(
+        name, str(row["grade"]), str(row["source"]), config, quant if isinstance(quant, Mapping) else None
+    )
+
+
+def catalogue() -> Iterator[CatalogueRow]:
+    """Every bundled model."""
+    return map(catalogue_row, catalogue_lines().values())
+
+
+def find_in_catalogue(name: str) -> CatalogueRow | None:
+    """The bundled model of that hub id, or of that name after the slash where only one has it."""
+    lines = catalogue_lines()
+    asked = name.lower()
+    found = [line for key, line in lines.items() if key == asked or key.split("/")[-1] == asked]
+    if not found:
+        # meta-llama/Meta-Llama-3.1-8B is the older name of meta-llama/Llama-3.1-8B.
+        found = [line for key, line in lines.items() if key.replace("/meta-", "/") == asked.replace("/meta-", "/")]
+    return catalogue_row(found[0]) if len(found) == 1 else None
+
+
+def load_model(name: str, *, offline: bool = False) -> ModelConfig:
+    """The config of a model given as a file, a directory, a hub id or a catalogue name.
+
+    ConfigError says where it was looked for and what would be accepted. `offline`: never ask the hub.
+    """
+    path = Path(name)
+    if path.is_file():
+        return load_file(path, path.name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{name}: the directory has no config.json; give the model's own directory")
+        return load_file(path / "config.json", path.name)
+    row = find_in_catalogue(name)
+    if row is not None:
+        return from_catalogue(row)
+    if name.endswith(".json") or name.count("/") != 1:
+        close = near_names(name)
+        raise ConfigError(
+            f"model={name!r}: no such file, directory or catalogue entry; give a path to a config.json, a directory "
+            f"with one, or a hub id like owner/name{close}"
+        )
+    if offline:
+        raise ConfigError(
+            f"model={name!r}: not in the bundled catalogue; give a path to its config.json{near_names(name)}"
+        )
+    return from_hub(name)
+
+
+def near_names(name: str) -> str:
+    """Up to three catalogue names that contain the asked one's longest word, as a hint."""
+    words = sorted(name.lower().replace("/", "-").split("-"), key=len, reverse=True)
+    near = [line.split("\t", 1)[0] for key, line in catalogue_lines().items() if words and words[0] in key][:3]
+    return f" (bundled and similar: {', '.join(near)})" if near else ""
+
+
+def from_catalogue(row: CatalogueRow) -> ModelConfig:
+    config = read_config(row.name, f"bundled catalogue: {row.source}", row.config)
+    config.hf_quant = row.hf_quant
+    if row.grade not in COPIED_GRADES:
+        config.note(f"the bundled config of {row.name} is not a copy of the model's own file ({row.grade})")
+    return config
+
+
+def load_file(path: Path, name: str) -> ModelConfig:
+    """A config.json on disk, with the quantization and weight index files beside it."""
+    config = read_config(name, str(path), parse_object(path.read_text(), str(path)))
+    quant = path.parent / "hf_quant_config.json"
+    if quant.is_file():
+        config.hf_quant = parse_object(quant.read_text(), str(quant))
+    index = path.parent / "model.safetensors.index.json"
+    if index.is_file():
+        config.index_bytes = index_total(parse_object(index.read_text(), str(index)))
+    return config
+
+
+def index_total(index: JSON) -> int | None:
+    """Bytes of all weight files, as the checkpoint's index states them."""
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    return int(total) if isinstance(total, int | float) else None
+
+
+def from_hub(name: str) -> ModelConfig:
+    """The config of a hub repository. ConfigError when the extra is missing or the hub does not answer."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import EntryNotFoundError
+    except ImportError:
+        raise ConfigError(
+            f"model={name!r}: not in the bundled catalogue, and asking the hub needs the models extra: "
+            f"pip install 'kvledger[models]', or give a path to its config.json{near_names(name)}"
+        ) from None
+    try:
+        config = read_config(
+            name, f"hub: {name}", parse_object(Path(hf_hub_download(name, "config.json")).read_text(), name)
+        )
+        for side_file in ("hf_quant_config.json", "model.safetensors.index.json"):
+            try:
+                found = parse_object(Path(hf_hub_download(name, side_file)).read_text(), side_file)
+            except EntryNotFoundError:
+                continue
+            if side_file == "hf_quant_config.json":
+                config.hf_quant = found
+            else:
+                config.index_bytes = index_total(found)
+    except OSError as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"model={name!r}: not in the bundled catalogue and the hub did not give its config ({first_line}); check "
+            f"the id, the network and HF_TOKEN ({'set' if os.environ.get('HF_TOKEN') else 'not set'}), or give a path"
+        ) from None
+    return config

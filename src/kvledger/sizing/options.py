@@ -1,0 +1,89 @@
+"""What the user asks for. Names are vLLM's, so a `vllm serve` command line maps one to one."""
+
+from dataclasses import dataclass
+
+from kvledger.errors import wrong_value
+
+AUTO_LENGTH = -1
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
+ENTRY_POINTS = ("server", "llm")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Engine options; None means vLLM's default. `entry_point`: `vllm serve` or the LLM class, whose defaults differ.
+
+    `max_model_len` -1: the longest that fits. `kv_cache_memory_bytes`: the KV cache of each GPU, instead of a share.
+    `pipeline_layers`: decoder layers of each stage (vLLM's VLLM_PP_LAYER_PARTITION); () for an even partition.
+    """
+
+    max_model_len: int | None = None
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    block_size: int | None = None
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    enable_prefix_caching: bool | None = None
+    disable_hybrid_kv_cache_manager: bool = False
+    async_scheduling: bool = True
+    enforce_eager: bool = False
+    mamba_ssm_cache_dtype: str = "auto"
+    entry_point: str = "server"
+    pipeline_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.check_numbers()
+        self.check_partition()
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            fix = "use one of " + ", ".join(KV_CACHE_DTYPES)
+            raise wrong_value("--kv-cache-dtype", self.kv_cache_dtype, "not a KV cache type that is modelled", fix)
+        if self.entry_point not in ENTRY_POINTS:
+            raise wrong_value("--entry-point", self.entry_point, "not an entry point", "use server or llm")
+        if self.tensor_parallel_size % self.decode_context_parallel_size:
+            problem = f"does not divide --tensor-parallel-size {self.tensor_parallel_size}"
+            raise wrong_value(
+                "--decode-context-parallel-size", self.decode_context_parallel_size, problem, "use a divisor"
+            )
+
+    def check_numbers(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            problem = "must be above 0 and at most 1"
+            raise wrong_value("--gpu-memory-utilization", self.gpu_memory_utilization, problem, "0.92 is the default")
+        if self.max_model_len is not None and self.max_model_len != AUTO_LENGTH and self.max_model_len < 1:
+            raise wrong_value(
+                "--max-model-len", self.max_model_len, "must be at least 1", "or auto for the longest that fits"
+            )
+        for option, value in (
+            ("--block-size", self.block_size),
+            ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--pipeline-parallel-size", self.pipeline_parallel_size),
+            ("--data-parallel-size", self.data_parallel_size),
+            ("--decode-context-parallel-size", self.decode_context_parallel_size),
+        ):
+            if value is not None and value < 1:
+                raise wrong_value(option, value, "must be at least 1", "give a positive number")
+        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
+            problem = "block 0 is the null block, so nothing would be left"
+            raise wrong_value("--num-gpu-blocks-override", self.num_gpu_blocks_override, problem, "give at least 2")
+
+    def check_partition(self) -> None:
+        layers, stages = self.pipeline_layers, self.pipeline_parallel_size
+        if layers and (len(layers) != stages or min(layers) < 1):
+            fix = f"give {stages} positive numbers, one for each stage"
+            raise wrong_value("--pp-layer-partition", layers, f"{stages} pipeline stages", fix)
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

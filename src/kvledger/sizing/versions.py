@@ -1,0 +1,51 @@
+"""What differs between vLLM releases. A release is a row; where a row is not enough, one small function reads it."""
+
+from dataclasses import dataclass
+
+from kvledger.errors import wrong_value
+
+
+@dataclass(frozen=True)
+class VersionRules:
+    """One release.
+
+    `gdn_checkpoint_step`: tokens that the FlashInfer prefill kernel of gated delta nets aligns its checkpoints to when
+    prefixes are cached; 0 where the release has no such checkpoints.
+    """
+
+    name: str
+    gdn_checkpoint_step: int
+
+
+VERSIONS = {
+    "0.33": VersionRules("0.33", 64),
+    "0.32": VersionRules("0.32", 0),
+}
+# From this release on, the start-up log prints concurrency * max_model_len as the cache's tokens; before, whole blocks
+# of one group.
+TOKENS_BY_CONCURRENCY_SINCE = (0, 20)
+
+
+def version_rules(name: str) -> VersionRules:
+    """The rules of a release, given as 0.33 or 0.33.1. ConfigError lists those that are modelled."""
+    rules = VERSIONS.get(".".join(name.removeprefix("v").split(".")[:2]))
+    if rules is None:
+        raise wrong_value("--vllm-version", name, "not a release that is modelled", "use " + " or ".join(VERSIONS))
+    return rules
+
+
+def gdn_checkpoint_step(rules: VersionRules, compute_capability: float, key_head_dim: int) -> int:
+    """Tokens between checkpoints of a gated delta net on that card, 0 without checkpoints.
+
+    The kernel runs on compute capability 9.0, and on 10.x and 12.x (with CUDA 13) for key heads of 128.
+    """
+    runs = compute_capability == 9.0 or (compute_capability >= 10 and key_head_dim == 128)
+    return rules.gdn_checkpoint_step if runs else 0
+
+
+def tokens_by_concurrency(version: str | None) -> bool | None:
+    """Which of the two token figures a release prints; None when the version is not stated or not a release."""
+    parts = (version or "").removeprefix("v").split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return None
+    return (int(parts[0]), int(parts[1])) >= TOKENS_BY_CONCURRENCY_SINCE

@@ -1,0 +1,145 @@
+"""`kvledger plan` as a user meets it: output, JSON, exit codes, errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvledger.cli import main
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["plan", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    _, out, _ = run(capsys, *arguments, "--json")
+    return json.loads(out)
+
+
+def test_two_lines_of_vllm_and_a_typical_request(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, LLAMA, "--kv-cache-memory-bytes", "58625884160")
+    assert code == 0
+    assert "GPU KV cache size: 447,280 tokens" in out
+    assert "Maximum concurrency for 131,072 tokens per request: 3.41x" in out
+    assert "157 blocks" in out
+    assert "0.56%" in out
+
+
+def test_json_has_what_replay_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = as_json(capsys, LLAMA, "--kv-cache-memory-bytes", "58625884160", "--prompt", "2000", "--output", "500")
+    assert (plan["block_size"], plan["num_blocks"], plan["kv_cache_tokens"]) == (16, 27_955, 447_280)
+    assert plan["max_concurrency"] == pytest.approx(3.4125, abs=1e-4)
+    assert plan["bytes_per_block"] == 2_097_152
+    (group,) = plan["groups"]
+    assert (group["kind"], group["layers"], group["spec"]["num_kv_heads"]) == ("FullAttentionSpec", 32, 8)
+    assert plan["request"]["blocks"] == 157
+    assert "error" not in plan
+
+
+def test_failure_is_data_and_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "Qwen/Qwen3-32B", "--gpu", "A100", "--json")
+    error = json.loads(out)["error"]
+    assert code == 1
+    assert error["kind"] == "request_does_not_fit"
+    assert "39," in error["message"]
+    assert any("--kv-cache-dtype fp8" in way for way in error["ways_out"])
+
+
+def test_refusal_is_data_too(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "Qwen/Qwen2-7B", "--gpu", "H100", "--tp", "8", "--json")
+    answer = json.loads(out)
+    assert code == 1
+    assert answer["error"]["kind"] == "heads_not_divisible"
+    assert answer["fits"] is False
+
+
+def test_text_of_a_failure_lists_the_ways_out(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "Qwen/Qwen3-32B", "--gpu", "A100")
+    assert code == 1
+    assert "does not fit" in out
+    assert "tp 2 fits" in out
+
+
+def test_pasted_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = as_json(capsys, "--gpu", "H100", "--json", "--", "vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2", "--port", "1")
+    assert (plan["model"], plan["tensor_parallel_size"]) == ("Qwen/Qwen3-8B", 2)
+    assert "--port does not change the plan" in plan["notes"]
+
+
+def test_log_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "vLLM API server version 0.19.0\nnon-default args: {'model': 'google/gemma-2-9b'}\n"
+        "Available KV cache memory: 54.12 GiB\nGPU KV cache size: 168,880 tokens\n"
+        "Maximum concurrency for 8,192 tokens per request: 20.60x\n"
+    )
+    code, out, _ = run(capsys, "--from-log", str(log))
+    assert code == 0
+    assert out.count("agrees") == 2
+    log.write_text(log.read_text().replace("20.60", "24.60"))
+    code, out, _ = run(capsys, "--from-log", str(log))
+    assert code == 1
+    assert "differs" in out
+
+
+def test_sweep_is_one_line_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "Qwen/Qwen3-8B", "--gpu", "H100", "--sweep", "max-model-len=8k,16k,32k")
+    assert len(out.strip().splitlines()) == 4
+    rows = as_json(capsys, "Qwen/Qwen3-8B", "--sweep", "gpu=L4,H100")
+    assert [row["gpu"] for row in rows] == ["L4", "H100"]
+
+
+def test_every_step_is_explained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capsys, "Qwen/Qwen3.5-27B", "--kv-cache-memory-bytes", "40GiB", "--explain")
+    for formula in ("ceil(262,144 / 832)", "3*10240*2 + 48*128*128*4", "42,949,672,960 // 54,525,952", "787 / 325"):
+        assert formula in out
+
+
+def test_best_layout_says_what_vllms_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = as_json(capsys, "google/gemma-3-4b-it-text-only", "--gpu", "H100", "--layout", "best")
+    assert plan["layout"]["buckets"] == [29, 5]
+    assert plan["layout"]["vllm"]["padding_layers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "MODEL is missing"),
+        ([LLAMA], "--gpu is missing"),
+        ([LLAMA, "--gpu", "Abacus"], "--gpu='Abacus'"),
+        ([LLAMA, "--gpu", "H100", "--kv-cache-dtype", "int4"], "--kv-cache-dtype='int4'"),
+        ([LLAMA, "--gpu", "H100", "--max-model-len", "long"], "--max-model-len='long'"),
+        ([LLAMA, "--gpu", "H100", "--layout", "odd"], "--layout='odd'"),
+        ([LLAMA, "--gpu", "H100", "--sweep", "colour"], "--sweep='colour'"),
+        ([LLAMA, "--gpu", "H100", "--vllm-version", "0.5"], "--vllm-version='0.5'"),
+        ([LLAMA, "--gpu", "H100,A100"], "2 cards for 1 pipeline stages"),
+        (["no/such/model.json", "--gpu", "H100"], "no such file"),
+    ],
+)
+def test_wrong_input_is_one_line_with_option_value_and_fix(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 1
+    assert words in err
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_help_imports_none_of_what_plans() -> None:
+    program = (
+        "import sys; from kvledger.cli import main; main(['plan', '--help']); "
+        "late = ('kvledger.sizing', 'kvledger.models', 'rich', 'msgspec'); "
+        "print([name for name in sys.modules if name.startswith(late)])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
