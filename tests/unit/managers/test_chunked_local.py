@@ -68,7 +68,7 @@ def test_every_token_that_is_read_is_held_and_little_more(block_size: int, in_fl
 
 
 def test_it_stands_beside_groups_of_its_own_block_size_and_without_a_draft() -> None:
-    with pytest.raises(ConfigError, match="block_size=4: a chunked-local group beside groups whose hits end at .* 8"):
+    with pytest.raises(ConfigError, match=r"block_size=4: a chunked-local group beside groups whose hits end at .* 8"):
         hybrid(20, full(8), chunked(8))
     with pytest.raises(ConfigError, match="a chunked-local group cannot be the draft's"):
         hybrid(20, full(), chunked(8), drafts=DraftRule())
