@@ -155,6 +155,15 @@ class KVCacheCoordinator(ABC):
             manager.release_skipped(held.groups[group_id], num_processed_tokens)
         self.measure(held)
 
+    def uncache_beyond(self, held: RequestBlocks, num_tokens: int) -> None:
+        """Takes the hashes of blocks that answer for more than the first num_tokens tokens."""
+        for group_id, manager in enumerate(self.managers):
+            group = held.groups[group_id]
+            beyond = [int(block.block_id) for block in group.blocks if block.num_hash_tokens > num_tokens]
+            manager.pool.evict_blocks(beyond)
+            group.num_cached_blocks = min(group.num_cached_blocks, num_tokens // manager.block_size)
+        self.measure(held)
+
     def free(self, request_id: str) -> None:
         """Gives back all blocks of a request."""
         held = self.require_held(request_id)

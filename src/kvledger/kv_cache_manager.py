@@ -192,6 +192,10 @@ class KVCacheManager:
             self._hash(request, num_computed_tokens)
             self._coordinator.cache_blocks(held, request, num_computed_tokens)
 
+    def uncache_beyond(self, request: Request, num_tokens: int) -> None:
+        """Takes back what cache_blocks did beyond num_tokens tokens: their step does not run after all."""
+        self._coordinator.uncache_beyond(self._coordinator.require_held(request.request_id), num_tokens)
+
     def free(self, request: Request) -> None:
         """Gives back a request's blocks, the last first. UnknownRequestError when it holds none."""
         self._coordinator.free(request.request_id)

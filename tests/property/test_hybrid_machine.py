@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvledger import AdmissionRule, BlockCopy, KVCacheManager, KVCacheSpec, PrefixHit, Request
+from kvledger import AdmissionRule, BlockCopy, KVCacheManager, KVCacheSpec, Request
 from kvledger.managers.base import SingleTypeKVCacheManager
 from kvledger.managers.mamba import AlignedMambaManager, StateBlocks
 from kvledger.managers.policy import DraftRule
@@ -252,7 +252,7 @@ class HybridMachine(RuleBasedStateMachine):
             num_external = min(2 * self.worker.block_sizes[0], req.num_tokens - 1 - found.num_tokens)
         start = found.num_tokens + num_external
         num_new = self.manager.clip_chunk(req, start, min(chunk, req.num_tokens - start), MAX_CHUNK)
-        if not self.allows(req, num_new, lookahead) or self.copies_what_is_written(plan, found):
+        if not self.allows(req, num_new, lookahead):
             return
         blocks = self.manager.allocate_slots(
             req,
@@ -270,14 +270,6 @@ class HybridMachine(RuleBasedStateMachine):
         self.waiting.remove(req)
         self.running.append(run)
         self.schedule(plan, run, num_new, 0, 0, lookahead, num_external)
-
-    def copies_what_is_written(self, plan: dict[str, Planned], found: PrefixHit) -> bool:
-        """As in test_a_block_written_in_this_step_is_not_copied_in_it, which is not solved yet."""
-        written = [{block for table in each.tables for block in table} for each in plan.values()]
-        return any(
-            blocks and found.num_tokens % size != 0 and any(int(blocks[-1].block_id) in ids for ids in written)
-            for blocks, size in zip(found.blocks.blocks, self.worker.block_sizes, strict=True)
-        )
 
     def schedule(
         self,

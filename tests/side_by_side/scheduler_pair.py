@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput as TheirOutput
@@ -107,10 +108,36 @@ class SchedulerPair:
         # vLLM gives the ends of a copy back when it is scheduled, ours when it is done: theirs waits for that here.
         self.copy_ends: list[KVCacheBlock] = []
         self.theirs._free_cow_retained_blocks = lambda blocks, fence: self.copy_ends.extend(blocks)
+        self.apply_differences()
         self.factory = reference.RequestFactory(limits.layout.unit, limits.layout.enable_caching)
         self.in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.num_tokens = 0
+
+    def apply_differences(self) -> None:
+        """Makes vLLM's side do what ours does on purpose where its own decision would serve what was never written
+        (docs/differences.md), so that everything else can be compared."""
+        manager, pool = self.theirs.kv_cache_manager, self.theirs.kv_cache_manager.block_pool
+        allocate, preempt = manager.allocate_slots, self.theirs._preempt_request
+
+        def allocate_outside_this_steps_blocks(request: Any, *args: Any, **options: Any) -> Any:
+            hit, num_hit = options.get("new_computed_blocks"), options.get("num_new_computed_tokens", 0)
+            for group_id, ours in enumerate(self.ours.manager._coordinator.managers):
+                written = getattr(ours, "_written_this_step", ())
+                if hit is None or not hit.blocks[group_id] or num_hit % ours.block_size == 0:
+                    continue
+                if hit.blocks[group_id][-1].block_id in written:
+                    return None
+            return allocate(request, *args, **options)
+
+        def preempt_without_unwritten_hits(request: Any, *args: Any, **options: Any) -> None:
+            for blocks in manager.get_blocks(request.request_id).blocks:
+                beyond = {b.block_id for b in blocks if (b.block_hash_num_tokens or 0) > request.num_computed_tokens}
+                pool.evict_blocks(beyond)
+            preempt(request, *args, **options)
+
+        manager.allocate_slots = allocate_outside_this_steps_blocks
+        self.theirs._preempt_request = preempt_without_unwritten_hits
 
     def add(self, work: Work) -> None:
         self.ours.add_request(

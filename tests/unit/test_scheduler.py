@@ -252,7 +252,6 @@ def test_a_request_already_in_the_step_is_taken_out_of_it_when_preempted() -> No
     assert engine.finished == {"vip": "FINISHED_LENGTH", "economy": "FINISHED_LENGTH"}
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="hashes of a step that never ran stay in the index")
 def test_what_a_request_taken_out_of_the_step_would_have_computed_is_no_hit() -> None:
     engine = Engine(
         10,

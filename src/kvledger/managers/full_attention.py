@@ -3,13 +3,36 @@
 from mypy_extensions import mypyc_attr
 
 from kvledger.block import KVCacheBlock
-from kvledger.managers.base import GroupBlocks, GroupHit, SingleTypeKVCacheManager, cached_in_all
+from kvledger.managers.base import GroupBlocks, GroupHit, ManagerContext, SingleTypeKVCacheManager, cached_in_all
+from kvledger.managers.policy import GroupPolicy
 from kvledger.request import Request
+from kvledger.slot_ranges import SlotRanges
+from kvledger.spec import KVCacheSpec
 from kvledger.units import cdiv, round_down
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FullAttentionManager(SingleTypeKVCacheManager):
+    def __init__(self, spec: KVCacheSpec, group_id: int, context: ManagerContext, policy: GroupPolicy) -> None:
+        super().__init__(spec, group_id, context, policy)
+        # Blocks that this step writes. A copy is made before it does, so nobody may start inside one of them yet.
+        self._written_this_step: set[int] = set()
+
+    def start_step(self) -> None:
+        self._written_this_step.clear()
+
+    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+        if self.ends_inside_block(hit, ranges.local_end) and int(hit[-1].block_id) in self._written_this_step:
+            # More than any pool has: not in this step.
+            return self.pool.num_blocks + 1
+        return super().num_blocks_to_take(held, hit, ranges)
+
+    def cached(self, request: Request, blocks: list[KVCacheBlock]) -> None:
+        super().cached(request, blocks)
+        if self.policy.hits_inside_blocks:
+            for block in blocks:
+                self._written_this_step.add(block.block_id)
+
     def is_prefix_closed(self) -> bool:
         return True
 

@@ -79,7 +79,9 @@ class RunningPass:
             return None
         while True:
             victim = self._choose_victim()
-            step.remove(victim)
+            if step.remove(victim):
+                # Its blocks of this step were made hits and will not be written now.
+                self._manager.uncache_beyond(victim, victim.num_computed_tokens)
             self._state.preempt(victim, drop_stale_output=False)
             step.has_preempted = True
             if victim is request:

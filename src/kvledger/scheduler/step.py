@@ -35,11 +35,11 @@ class StepBuilder:
         self.add_running(request, num_tokens, None)
         self.output.new_requests.append(data)
 
-    def remove(self, request: Request) -> None:
-        """Takes back a running request that was scheduled in this step and then preempted. O(scheduled requests)."""
+    def remove(self, request: Request) -> bool:
+        """Takes back a request that is preempted; True if it was scheduled in this step. O(scheduled requests)."""
         output = self.output
         if request not in output.requests:
-            return
+            return False
         index = output.requests.index(request)
         self.token_budget += output.num_scheduled_tokens[index]
         del output.requests[index]
@@ -49,3 +49,4 @@ class StepBuilder:
         del output.new_block_ids[index]
         output.draft_token_ids.pop(request.request_id, None)
         output.new_requests = [data for data in output.new_requests if data.request_id != request.request_id]
+        return True

@@ -90,7 +90,6 @@ def test_a_hit_inside_a_block_counts_its_copy() -> None:
     assert num_free - manager.num_free_blocks == 3 + 2 + 7
 
 
-@pytest.mark.xfail(strict=True, reason="a copy is made before the step that writes its source")
 def test_a_block_written_in_this_step_is_not_copied_in_it() -> None:
     manager = hybrid(60, full(8), state(8), full(4))
     a = request("a", 5)
