@@ -151,8 +151,8 @@ class KVCacheManager:
     ) -> KVCacheBlocks | None:
         """Gives a request slots for this step (ranges: slot_ranges.py) and returns only the blocks that are new.
 
-        None when they do not fit: nothing has changed. `hit`: this request's get_computed_blocks, for one that holds
-        no blocks yet. `delay_cache_blocks`: the values arrive later; call cache_blocks then. `admission`: for a request
+        None when they do not fit: nothing has changed, but for blocks that no later token reads, which are given back
+        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet. `delay_cache_blocks`: the values arrive later; call cache_blocks then. `admission`: for a request
         that is not running. RequestError for a step without tokens, a hit for a request that holds blocks, or computed
         tokens without blocks.
         """
