@@ -177,7 +177,7 @@ class KVCacheCoordinator(ABC):
         None, changing nothing, when the blocks to copy into are not free.
         """
         parent = self.require_held(parent_id)
-        if self.num_blocks_to_fork(parent, num_tokens) > self.pool.num_free_blocks:
+        if self.num_blocks_to_fork(parent, num_tokens, 1) > self.pool.num_free_blocks:
             return None
         child = self.add(child_id)
         for group_id, manager in enumerate(self.managers):
@@ -185,10 +185,10 @@ class KVCacheCoordinator(ABC):
         self.measure(child)
         return self.blocks_of(child)
 
-    def num_blocks_to_fork(self, held: RequestBlocks, num_tokens: int) -> int:
+    def num_blocks_to_fork(self, held: RequestBlocks, num_tokens: int, num_forks: int) -> int:
         num_blocks = 0
         for group_id, manager in enumerate(self.managers):
-            num_blocks += manager.num_blocks_to_fork(held.groups[group_id], num_tokens)
+            num_blocks += manager.num_blocks_to_fork(held.groups[group_id], num_tokens, num_forks)
         return num_blocks
 
     def num_covered_tokens(self, held: RequestBlocks) -> int:

@@ -152,9 +152,9 @@ class KVCacheManager:
         """Gives a request slots for this step (ranges: slot_ranges.py) and returns only the blocks that are new.
 
         None when they do not fit: nothing has changed, but for blocks that no later token reads, which are given back
-        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet. `delay_cache_blocks`: the values arrive later; call cache_blocks then. `admission`: for a request
-        that is not running. RequestError for a step without tokens, a hit for a request that holds blocks, or computed
-        tokens without blocks.
+        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet. `delay_cache_blocks`: the
+        values arrive later; call cache_blocks then. `admission`: for a request that is not running. RequestError for a
+        step without tokens, a hit for a request that holds blocks, or computed tokens without blocks.
         """
         held = self._coordinator.get(request.request_id)
         starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
@@ -219,10 +219,10 @@ class KVCacheManager:
             )
         return self._coordinator.fork(parent.request_id, child.request_id, num_tokens)
 
-    def num_blocks_to_fork(self, parent: Request) -> int:
-        """Free blocks that one fork of that request takes."""
+    def num_blocks_to_fork(self, parent: Request, num_forks: int = 1) -> int:
+        """Free blocks that so many forks of that request take; more than there are when another pool has not enough."""
         held = self._coordinator.require_held(parent.request_id)
-        return self._coordinator.num_blocks_to_fork(held, parent.num_processed_tokens)
+        return self._coordinator.num_blocks_to_fork(held, parent.num_processed_tokens, num_forks)
 
     def holds_blocks(self, request: Request) -> bool:
         return self._coordinator.get(request.request_id) is not None

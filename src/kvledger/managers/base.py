@@ -219,9 +219,9 @@ class SingleTypeKVCacheManager(ABC):
             self.pool.touch([source, target])
             self._copies.order(self.group_id, source, target)
 
-    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int) -> int:
-        """Blocks that a fork at num_tokens tokens takes."""
-        return 1 if num_tokens % self.block_size != 0 else 0
+    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
+        """Blocks that num_forks forks at num_tokens tokens take."""
+        return num_forks if num_tokens % self.block_size != 0 else 0
 
     def free(self, held: GroupBlocks) -> None:
         """Gives all blocks back, the last first, so that a cached prefix loses its tail before its head."""

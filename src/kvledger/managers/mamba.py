@@ -97,8 +97,8 @@ class MambaManager(SingleTypeKVCacheManager):
                 return GroupHit(hit, end * unit)
         return GroupHit([[] for _ in group_ids], 0)
 
-    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int) -> int:
-        return 1 + self.num_speculative_blocks
+    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
+        return num_forks * (1 + self.num_speculative_blocks)
 
     def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
         """Every state is copied: both sequences go on from it. After accepted drafts it lies in a draft's block."""

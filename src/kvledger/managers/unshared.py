@@ -40,7 +40,7 @@ class CrossAttentionManager(UnsharedManager):
     def num_slots(self, held: GroupBlocks) -> int:
         return NEVER
 
-    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int) -> int:
+    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
         return 0
 
     def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
@@ -62,8 +62,8 @@ class CircularBufferManager(UnsharedManager):
     def num_slots(self, held: GroupBlocks) -> int:
         return NEVER if held.blocks else 0
 
-    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int) -> int:
-        return 1
+    def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
+        return num_forks
 
     def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
         source = held.blocks[0]

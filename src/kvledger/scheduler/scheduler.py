@@ -136,7 +136,7 @@ class Scheduler:
                 raise RequestError(f"child_ids: {child_id!r} is listed twice; ids must be unique")
         if self.num_running + len(child_ids) > self.config.max_num_seqs:
             return False
-        if self.manager.num_blocks_to_fork(parent) * len(child_ids) > self.manager.num_free_blocks:
+        if self.manager.num_blocks_to_fork(parent, len(child_ids)) > self.manager.num_free_blocks:
             return False
         for child_id in child_ids:
             child = parent.twin(child_id)

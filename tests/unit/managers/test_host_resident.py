@@ -77,6 +77,8 @@ def test_a_fork_takes_host_blocks_for_the_host_group() -> None:
     a = admitted(manager, "a", 6)
     b = a.twin("b")
     assert manager.num_blocks_to_fork(a) == 1
+    # The host has 6 blocks left; a seventh fork fits nowhere: more than the device has.
+    assert (manager.num_blocks_to_fork(a, 6), manager.num_blocks_to_fork(a, 7)) == (6, 7 + 22)
     assert manager.fork(a, b) is not None
     manager.check()
     assert tables(manager, b) == ([1, 3], [1, 3])
