@@ -148,9 +148,10 @@ class Journal(LedgerObserver):
         # Drafts are not in num_tokens, so whatever is indexed is accepted.
         assert all(block.num_hash_tokens <= request.num_tokens for block in blocks)
 
-    def block_evicted(self, block: KVCacheBlock, cause: EvictionCause) -> None:
-        assert block.block_hash is not None
-        self.evicted.append((int(block.block_id), cause))
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        assert blocks
+        assert all(block.block_hash is not None for block in blocks)
+        self.evicted.extend((int(block.block_id), cause) for block in blocks)
 
     def prefix_cache_reset(self) -> None:
         self.num_resets += 1

@@ -23,7 +23,7 @@ from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlock
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.managers.policy import DraftRule
 from kvledger.managers.registry import ManagerRegistry
-from kvledger.observer import EvictionCause, LedgerObserver
+from kvledger.observer import EvictionCause, LedgerObserver, LedgerObservers
 from kvledger.request import Adapter, MultiModalItem, Request, RequestStatus
 from kvledger.spec import (
     ChunkedLocalAttentionSpec,
@@ -68,6 +68,7 @@ __all__ = [
     "KVCacheManager",
     "KVCacheSpec",
     "LedgerObserver",
+    "LedgerObservers",
     "MLAAttentionSpec",
     "MambaSpec",
     "ManagerRegistry",

@@ -80,10 +80,12 @@ class BlockPool:
                 "count before you take, as allocate_slots does"
             )
         taken = self.free_queue.popleft_n(num_blocks)
+        if self._observer is not None:
+            self._announce_eviction(taken, EvictionCause.REUSED)
         for block in taken:
             if block.block_hash is not None:
                 self._num_free_cached -= 1
-                self._evict(block, EvictionCause.REUSED)
+                self._unindex(block)
             block.ref_cnt = 1
         return taken
 
@@ -146,7 +148,7 @@ class BlockPool:
         if block.ref_cnt == 0 or (block.block_hash is not None and block.num_hash_tokens >= num_hash_tokens):
             raise BlockError(f"{block!r} cannot be cached: it is free or carries a hash already")
         if block.block_hash is not None:
-            self._evict(block, EvictionCause.PROMOTED)
+            self._promote(block)
         block.block_hash = block_hash
         block.group_id = group_id
         block.num_hash_tokens = num_hash_tokens
@@ -163,7 +165,7 @@ class BlockPool:
         if block.block_hash == block_hash or (more is not None and block_hash in more):
             return False
         if block.block_hash is not None and block.num_hash_tokens < num_hash_tokens:
-            self._evict(block, EvictionCause.PROMOTED)
+            self._promote(block)
         is_new = block.block_hash is None
         if is_new:
             block.block_hash = block_hash
@@ -198,12 +200,13 @@ class BlockPool:
         for block_id in block_ids:
             if not 0 < block_id < self.num_blocks:
                 raise BlockError(f"block_ids: {block_id} is not from 1 to {self.num_blocks - 1}; nothing was evicted")
-        for block_id in block_ids:
-            block = self.blocks[block_id]
+        blocks = [self.blocks[block_id] for block_id in dict.fromkeys(block_ids)]
+        self._announce_eviction(blocks, EvictionCause.EVICTED)
+        for block in blocks:
             if block.block_hash is not None:
                 if block.ref_cnt == 0:
                     self._num_free_cached -= 1
-                self._evict(block, EvictionCause.EVICTED)
+                self._unindex(block)
 
     def reset_prefix_cache(self) -> bool:
         """Takes every hash. False, with a warning to the observer, while requests hold blocks. O(cached blocks)."""
@@ -212,11 +215,14 @@ class BlockPool:
             if self._observer is not None:
                 self._observer.prefix_cache_reset_refused(num_held)
             return False
+        cached: list[KVCacheBlock] = []
         for index in self.indexes:
-            for blocks in index.blocks().values():
-                for block in blocks:
-                    if block.block_hash is not None:
-                        self._evict(block, EvictionCause.RESET)
+            for block_hash, blocks in index.blocks().items():
+                # Not again under a further hash of theirs.
+                cached.extend([block for block in blocks if block.block_hash == block_hash])
+        self._announce_eviction(cached, EvictionCause.RESET)
+        for block in cached:
+            self._unindex(block)
         self._num_free_cached = 0
         if self._observer is not None:
             self._observer.prefix_cache_reset()
@@ -255,9 +261,16 @@ class BlockPool:
         require(num_entries == len(carriers) + num_more, "a hash of a block is missing in the prefix index")
         require(num_free_cached == self._num_free_cached, "the count of free cached blocks is wrong")
 
-    def _evict(self, block: KVCacheBlock, cause: EvictionCause) -> None:
+    def _announce_eviction(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        """Tells the observer which of these blocks are about to lose their hashes."""
         if self._observer is not None:
-            self._observer.block_evicted(block, cause)
+            cached = [block for block in blocks if block.block_hash is not None]
+            if cached:
+                self._observer.blocks_evicted(cached, cause)
+
+    def _promote(self, block: KVCacheBlock) -> None:
+        """Takes the hash of a block that is about to answer for a longer prefix."""
+        self._announce_eviction([block], EvictionCause.PROMOTED)
         self._unindex(block)
 
     def _unindex(self, block: KVCacheBlock) -> None:

@@ -5,6 +5,7 @@ ledger, and what it is given is only valid during the call.
 """
 
 from enum import Enum
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -26,11 +27,34 @@ class LedgerObserver:
     def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
         """These blocks of the request became hits for others. In the order of the sequence, without null blocks."""
 
-    def block_evicted(self, block: KVCacheBlock, cause: EvictionCause) -> None:
-        """This block is about to lose its hash, which it still carries."""
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        """These blocks are about to lose their hashes, which they still carry. In the order in which they lose them."""
 
     def prefix_cache_reset(self) -> None:
-        """Every hash is gone (after block_evicted for each of them)."""
+        """Every hash is gone (after blocks_evicted with all of them)."""
 
     def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
         """Warning: reset_prefix_cache did nothing, because blocks are in use."""
+
+
+class LedgerObservers(LedgerObserver):
+    """Several observers as one; each is told in the order given."""
+
+    def __init__(self, observers: list[LedgerObserver]) -> None:
+        self._observers: Final = observers
+
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        for observer in self._observers:
+            observer.blocks_cached(request, group_id, blocks)
+
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        for observer in self._observers:
+            observer.blocks_evicted(blocks, cause)
+
+    def prefix_cache_reset(self) -> None:
+        for observer in self._observers:
+            observer.prefix_cache_reset()
+
+    def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
+        for observer in self._observers:
+            observer.prefix_cache_reset_refused(num_held_blocks)

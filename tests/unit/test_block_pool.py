@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from kvledger import BlockPool, EvictionCause, KVCacheBlock, PoolOccupancy
+from kvledger import BlockPool, EvictionCause, KVCacheBlock, LedgerObservers, PoolOccupancy
 from kvledger.errors import BlockError, ConfigError, InvariantError, OutOfBlocksError
 from tests.helpers import Journal, snapshot
 
@@ -356,3 +356,16 @@ def test_check_finds_what_does_not_agree() -> None:
     broken(lambda pool: pool.indexes[0].insert(b"a", pool.blocks[2]), "listed under a strange hash")
     broken(lambda pool: pool.indexes[0].clear(), "carry a hash and the blocks in the prefix indexes differ")
     broken(lambda pool: setattr(pool, "_num_free_cached", 1), "count of free cached blocks is wrong")
+
+
+def test_an_eviction_is_announced_once_a_batch_before_any_hash_is_gone() -> None:
+    first, second = Journal(), Journal()
+    pool = BlockPool(6, observer=LedgerObservers([first, second]))
+    blocks = take(pool, 3, b"a", b"b", b"c")
+    pool.evict_blocks([2, 1, 2])
+    assert first.evicted == [(2, EvictionCause.EVICTED), (1, EvictionCause.EVICTED)]
+    pool.free_blocks([blocks[2]])
+    pool.get_new_blocks(3)
+    assert first.evicted[2:] == [(3, EvictionCause.REUSED)]
+    assert (second.evicted, second.refused) == (first.evicted, first.refused)
+    pool.check()

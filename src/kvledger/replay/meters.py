@@ -11,8 +11,6 @@ from kvledger.block import KVCacheBlock
 from kvledger.block_pool import PoolOccupancy
 from kvledger.observer import EvictionCause, LedgerObserver
 from kvledger.replay.result import Percentiles, Shares, Timeline, Usage
-from kvledger.request import Request
-from kvledger.spec import KVCacheGroupSpec
 
 
 class WeightedSamples:
@@ -133,39 +131,11 @@ class TimelineMeter:
 
 
 class EvictionMeter(LedgerObserver):
-    """Counts cached blocks that lost their content to a new block.
-
-    What was cached and is not cached any more was evicted. So it listens to blocks_cached, which comes once a batch,
-    and not to block_evicted: a call from compiled to interpreted code for every block would cost half of what the
-    ledger itself does.
-    """
+    """Counts cached blocks that lost their content to a new block."""
 
     def __init__(self) -> None:
-        self._count: int = 0
+        self.num_evictions: int = 0
 
-    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
-        self._count += len(blocks)
-
-    def num_evictions(self, occupancy: PoolOccupancy) -> int:
-        """Evictions so far. REQUIRES a pool of which no request holds blocks, and no reset or evict_blocks before."""
-        return self._count - occupancy.cached
-
-
-class StateEvictionMeter(EvictionMeter):
-    """The same for layouts with states, which are also cached where a prompt ends inside a block: unannounced."""
-
-    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
-        return
-
-    def block_evicted(self, block: KVCacheBlock, cause: EvictionCause) -> None:
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
         if cause is EvictionCause.REUSED:
-            self._count += 1
-
-    def num_evictions(self, occupancy: PoolOccupancy) -> int:
-        return self._count
-
-
-def make_eviction_meter(groups: tuple[KVCacheGroupSpec, ...]) -> EvictionMeter:
-    """The meter that is right for these groups."""
-    has_states = any(group.spec.checkpoints_inside_blocks for group in groups)
-    return StateEvictionMeter() if has_states else EvictionMeter()
+            self.num_evictions += len(blocks)

@@ -16,7 +16,7 @@ from kvledger.errors import InvariantError
 from kvledger.replay.arrivals import Arrivals
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.flights import Flight, FlightBook
-from kvledger.replay.meters import make_eviction_meter
+from kvledger.replay.meters import EvictionMeter
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.step_time import StepTimeModel
@@ -32,7 +32,7 @@ class ScheduledReplay:
     """One replay. run() may be called once."""
 
     def __init__(self, arrivals: Arrivals, maker: PromptMaker, config: ReplayConfig, step_time: StepTimeModel) -> None:
-        evictions = make_eviction_meter(config.kv_layout.groups)
+        evictions = EvictionMeter()
         manager = config.make_manager(maker, evictions)
         self._arrivals: Final = arrivals
         self._maker: Final = maker

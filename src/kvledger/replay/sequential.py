@@ -11,7 +11,7 @@ from typing import Final
 from kvledger.kv_cache_blocks import PrefixHit
 from kvledger.replay.arrivals import Arrivals
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.meters import make_eviction_meter
+from kvledger.replay.meters import EvictionMeter
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.tally import Progress, Tally
@@ -25,7 +25,7 @@ class SequentialReplay:
     """One replay. run() may be called once."""
 
     def __init__(self, arrivals: Arrivals, maker: PromptMaker, config: ReplayConfig) -> None:
-        evictions = make_eviction_meter(config.kv_layout.groups)
+        evictions = EvictionMeter()
         self._arrivals: Final = arrivals
         self._maker: Final = maker
         self._check: Final = config.check

@@ -135,5 +135,5 @@ class Tally:
             num_hit_tokens=stats.hits,
             num_query_blocks=self.num_query_blocks if stats.queries else 0,
             num_hit_blocks=num_hit_blocks,
-            num_evictions=self.evictions.num_evictions(self.manager.occupancy()),
+            num_evictions=self.evictions.num_evictions,
         )
