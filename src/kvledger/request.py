@@ -53,7 +53,8 @@ class Request:
     `stop_token_ids` end it, as does reaching `max_tokens` generated tokens. Lower `priority` values are served first
     under the priority policy. `cache_salt` keeps tenants apart: only equal salts share blocks (none and "" are equal).
     `skip_prefix_lookup` computes the whole prompt (as prompt log-probabilities need) and still fills the cache.
-    `num_encoder_tokens`: what the encoder of an encoder-decoder model leaves for cross attention.
+    `num_encoder_tokens`: what the encoder of an encoder-decoder model leaves for cross attention. `sampling_params`:
+    whatever the workers need to choose tokens; it reaches them as it is, with the request's first blocks.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Request:
         multimodal: tuple[MultiModalItem, ...] = (),
         skip_prefix_lookup: bool = False,
         num_encoder_tokens: int = 0,
+        sampling_params: object | None = None,
     ) -> None:
         packed = prompt if isinstance(prompt, bytes) else pack_tokens(prompt)
         if not packed:
@@ -89,6 +91,7 @@ class Request:
         self.multimodal: Final = multimodal
         self.skip_prefix_lookup: Final = skip_prefix_lookup
         self.num_encoder_tokens: Final = num_encoder_tokens
+        self.sampling_params: Final = sampling_params
 
         self.status: RequestStatus = RequestStatus.WAITING
         self.num_computed_tokens: int = 0
@@ -149,6 +152,7 @@ class Request:
             multimodal=self.multimodal,
             skip_prefix_lookup=self.skip_prefix_lookup,
             num_encoder_tokens=self.num_encoder_tokens,
+            sampling_params=self.sampling_params,
         )
         twin.tokens = self.tokens.copy()
         twin.num_tokens = self.num_tokens

@@ -701,3 +701,14 @@ def test_a_chunk_near_the_end_of_a_prompt_is_not_shrunk_to_nothing() -> None:
     assert manager.clip_chunk(prompt, 12, 8, 64) == 8
     # From 8 on the same rules leave a chunk of 4, up to 12.
     assert manager.clip_chunk(prompt, 8, 8, 64) == 4
+
+
+def test_sampling_params_reach_the_workers_as_they_are_also_through_a_twin() -> None:
+    params = {"temperature": 0.7}
+    first = Request("a", [1, 2, 3], sampling_params=params)
+    engine = Engine(4)
+    engine.scheduler.add_request(first)
+    sent = engine.scheduler.schedule().new_requests[0]
+    assert sent.sampling_params is params
+    assert (sent.num_tokens, sent.num_prompt_tokens) == (3, 3)
+    assert first.twin("b").sampling_params is params

@@ -22,6 +22,8 @@ class NewRequestData:
         self.block_ids: Final = block_ids
         self.num_computed_tokens: Final = num_computed_tokens
         self.num_tokens: Final = request.num_tokens
+        self.num_prompt_tokens: Final = request.num_prompt_tokens
+        self.sampling_params: Final = request.sampling_params
         self._tokens: Final = request.tokens
 
     @property
