@@ -14,10 +14,11 @@ from pathlib import Path
 from setuptools import setup
 
 PACKAGE = Path("src/kvledger")
-# Layers 1 to 6, one compilation unit. __init__ files stay interpreted: they only re-export names.
+# Layers 1 to 6 and the tables of layer 7, one compilation unit. __init__ files stay interpreted: they only re-export
+# names. The rest of worker/ works with torch.
 COMPILED = sorted(
     str(path)
-    for pattern in ("*.py", "managers/*.py", "scheduler/*.py")
+    for pattern in ("*.py", "managers/*.py", "scheduler/*.py", "worker/block_table*.py", "worker/slots.py")
     for path in PACKAGE.glob(pattern)
     if path.name not in ("__init__.py", "__main__.py")
 )
@@ -55,11 +56,12 @@ def extensions() -> list[object]:
     return mypycify(["--strict", *COMPILED], opt_level=os.environ.get("KVLEDGER_OPT_LEVEL", "3"), group_name="kvledger")
 
 
-# setup.py is also run for metadata only (egg_info, sdist), where compiling would be wasted. An editable install stays
-# pure: compiled files beside the sources would hide later edits.
-builds = bool({"bdist_wheel", "build_ext", "build"} & set(sys.argv))
-if builds:
-    # An earlier build's copies would be packed once more, with modules that are gone by now.
-    for copies in Path("build").glob("lib*"):
-        shutil.rmtree(copies)
-setup(ext_modules=extensions() if builds else [])
+if __name__ == "__main__":
+    # setup.py is also run for metadata only (egg_info, sdist), where compiling would be wasted. An editable install
+    # stays pure: compiled files beside the sources would hide later edits.
+    builds = bool({"bdist_wheel", "build_ext", "build"} & set(sys.argv))
+    if builds:
+        # An earlier build's copies would be packed once more, with modules that are gone by now.
+        for copies in Path("build").glob("lib*"):
+            shutil.rmtree(copies)
+    setup(ext_modules=extensions() if builds else [])

@@ -7,18 +7,25 @@ early or left out of the step's output is found at once.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvledger import Request
 from kvledger.scheduler import (
     ExternalHit,
     ExternalKVSource,
+    RequestAccount,
+    RequestAccounting,
     RequestOutput,
     Scheduler,
     SchedulerConfig,
     SchedulerOutput,
+    StallDetector,
 )
+from kvledger.worker import BlockTables
+from tests.account_checker import AccountChecker
 from tests.helpers import BLOCK_SIZE, Journal, ledger
+from tests.wait_checker import WaitChecker
 
 DRAFT = 700_000  # the token value of every draft; the accepted ones come back as they are
 
@@ -42,6 +49,18 @@ class Row:
         return chain
 
 
+def flat_update(scheduler: Scheduler, output: SchedulerOutput, sampled: list[list[int]]) -> list[RequestOutput]:
+    """update_from_output by way of update_from_tokens, for a step in which nobody samples more than one token."""
+    token_ids = [tokens[0] if tokens else -1 for tokens in sampled]
+    end = scheduler.update_from_tokens(output, token_ids)
+    finish = {ended.request_id: ended.finish for ended in end.finished}
+    return [
+        RequestOutput(request_id, [token_id], finish.get(request_id))
+        for row, (request_id, token_id) in enumerate(zip(output.request_ids, token_ids, strict=True))
+        if token_id >= 0 and row not in end.dropped_rows
+    ]
+
+
 class Worker:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -58,8 +77,11 @@ class Worker:
             self.rows[data.request_id] = Row(
                 salts[data.request_id], data.block_ids[0].copy(), data.token_ids, data.num_computed_tokens
             )
-        for request_id, new_ids in zip(output.request_ids, output.new_block_ids, strict=True):
-            self.rows[request_id].block_ids += [] if new_ids is None else new_ids[0]
+        new = output.new_blocks
+        for row, group, position, block_id in zip(new.rows, new.groups, new.positions, new.block_ids, strict=True):
+            block_ids = self.rows[output.request_ids[row]].block_ids
+            assert (group, position) == (0, len(block_ids)), "a new block is not behind all others"
+            block_ids.append(block_id)
         for copy in output.block_copies:
             for offset in range(self.block_size):
                 if (copy.source_block_id, offset) in self.slots:
@@ -152,17 +174,34 @@ class Engine:
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **options
         )
         self.source = Source()
-        self.scheduler = Scheduler(self.manager, self.config, self.source)
+        self.accounts: dict[str, RequestAccount] = {}
+        self.accounting = RequestAccounting(self.manager, self.clock, self.take_account)
+        self.scheduler = Scheduler(self.manager, self.config, self.source, self.accounting)
+        self.stall_detector = StallDetector(self.scheduler, max_steps=30)
+        self.wait_checker = WaitChecker(self.scheduler)
+        self.account_checker = AccountChecker(self.scheduler, self.accounting)
         self.worker = Worker(block_size)
+        self.tables = BlockTables(self.manager.config.groups, max_num_seqs, max_model_len)
         self.usable = usable
         self.finished: dict[str, str] = {}
         self.tokens: dict[str, list[int]] = {}
         self.preemptions: dict[str, int] = {}
         self.in_flight: list[tuple[SchedulerOutput, list[list[int]]]] = []
 
+    def clock(self) -> float:
+        """Ten seconds a step, from 0 before the first one."""
+        return 10.0 * self.scheduler.num_steps
+
+    def take_account(self, account: RequestAccount) -> None:
+        self.accounts[account.request_id] = account
+        costs = self.account_checker.costs.get(account.request_id)
+        if costs is not None:
+            self.account_checker.compare_one(costs, account)
+
     def add(self, request_id: str, prompt: int | list[int], **options: Any) -> Request:
         added = Request(request_id, list(range(prompt)) if isinstance(prompt, int) else prompt, **options)
         self.scheduler.add_request(added)
+        self.account_checker.add(added)
         self.tokens[request_id] = []
         return added
 
@@ -175,7 +214,11 @@ class Engine:
             self.finished[request_id] = "error"
         assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens)
         assert output.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
+        self.tables.apply(output)
         self._load_synchronous(output)
+        self.wait_checker.check(output)
+        self.account_checker.scheduled(output)
+        self.stall_detector.watch(output)
         self.in_flight.append((output, self.worker.execute(output, accept)))
         self.check()
         return output
@@ -183,7 +226,11 @@ class Engine:
     def deliver(self) -> list[RequestOutput]:
         """The oldest step comes back."""
         output, sampled = self.in_flight.pop(0)
-        gains = self.scheduler.update_from_output(output, sampled)
+        # Both doors in turns, which must not differ.
+        is_flat = output.step % 2 == 0 and all(len(tokens) <= 1 for tokens in sampled)
+        update = partial(flat_update, self.scheduler) if is_flat else self.scheduler.update_from_output
+        self.account_checker.returned(output, sampled)
+        gains = update(output, sampled)
         for gained in gains:
             self.tokens[gained.request_id] += gained.new_token_ids
             if gained.finish is not None:
@@ -224,11 +271,13 @@ class Engine:
         occupancy = self.manager.occupancy()
         assert occupancy.live + occupancy.cached + occupancy.unused == self.usable
         assert 0.0 <= self.manager.usage <= 1.0
+        self.tables.check()
         # Every block handed out was in exactly one step's output: the worker's rows are the ledger's tables.
         for running in self.scheduler.running_requests():
             row = self.worker.rows.get(running.request_id)
             if row is not None:  # else forked, and not sent yet
                 assert row.block_ids == self.ids(running.request_id), running.request_id
+                assert row.block_ids == self.tables.block_ids(running.request_id)[0], running.request_id
 
     def describe(self) -> str:
         return (

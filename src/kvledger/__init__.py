@@ -19,11 +19,15 @@ from kvledger.block_hash import (
     make_block_hasher,
 )
 from kvledger.block_pool import BlockPool, PoolOccupancy
-from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlocks, PrefixHit
+from kvledger.block_residency import BlockResidency, BlockStay
+from kvledger.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.managers.policy import DraftRule
 from kvledger.managers.registry import ManagerRegistry
+from kvledger.miss_explainer import MissExplainer
+from kvledger.new_blocks import NewBlocks, RunningSlots
 from kvledger.observer import EvictionCause, LedgerObserver, LedgerObservers
+from kvledger.prompt_split import MissConfig, MissTotals, PromptAccount, PromptSplit
 from kvledger.request import Adapter, MultiModalItem, Request, RequestStatus
 from kvledger.spec import (
     ChunkedLocalAttentionSpec,
@@ -50,6 +54,9 @@ __all__ = [
     "BlockCopy",
     "BlockHasher",
     "BlockPool",
+    "BlockResidency",
+    "BlockShortage",
+    "BlockStay",
     "ChainedBlockHasher",
     "ChunkedLocalAttentionSpec",
     "CircularBufferSpec",
@@ -72,11 +79,18 @@ __all__ = [
     "MLAAttentionSpec",
     "MambaSpec",
     "ManagerRegistry",
+    "MissConfig",
+    "MissExplainer",
+    "MissTotals",
     "MultiModalItem",
+    "NewBlocks",
     "PoolOccupancy",
     "PrefixHit",
+    "PromptAccount",
+    "PromptSplit",
     "Request",
     "RequestStatus",
+    "RunningSlots",
     "Sha256BlockHasher",
     "SinkFullAttentionSpec",
     "SlidingWindowMLASpec",

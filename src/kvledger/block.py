@@ -37,6 +37,8 @@ class KVCacheBlock:
         self.next_free_id: i32 = next_free_id
         # The pool's number of the call that last dropped a reference, to notice a block twice in one call.
         self.free_call: i32 = 0
+        # The ghost index's number of the call that cached this content: blocks of one call stand in one sequence.
+        self.cached_call: i32 = 0
 
     @property
     def is_null(self) -> bool:
@@ -112,8 +114,21 @@ class FreeKVCacheBlockQueue:
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Adds blocks at the end, the last of them reused last."""
+        seam = self._seam
+        last = self._blocks[seam.prev_free_id]
         for block in blocks:
-            self._link(block, self._seam.prev_free_id, 0)
+            if block.next_free_id != UNLINKED:
+                raise BlockError(f"block {block.block_id} is in the free queue already")
+            block.prev_free_id = last.block_id
+            block.next_free_id = 0
+            last.next_free_id = block.block_id
+            seam.prev_free_id = block.block_id
+            self.num_free_blocks += 1
+            last = block
+
+    def prepend(self, block: KVCacheBlock) -> None:
+        """Adds a block at the front: reused first."""
+        self._link(block, 0, self._seam.next_free_id)
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         """Adds blocks at the front, the first of them reused first."""

@@ -54,13 +54,7 @@ class BlockCopies:
     def release(self, copies: list[BlockCopy]) -> None:
         """The workers have made these copies. BlockError, changing nothing, for one that was released before."""
         ends = [block for copy in copies for block in (copy.source, copy.target)]
-        num_held = self._num_held.copy()
-        for block in ends:
-            left = num_held.get(block, 0) - 1
-            if left < 0:
-                raise BlockError(f"the copy of block {block.block_id} was released already; nothing was changed")
-            num_held[block] = left
-        self._num_held = {block: left for block, left in num_held.items() if left > 0}
+        self._num_held = self._held_without(ends)
         # A block that is an end of several copies is given back once a call.
         batch: list[KVCacheBlock] = []
         seen: set[KVCacheBlock] = set()
@@ -72,6 +66,22 @@ class BlockCopies:
             batch.append(block)
             seen.add(block)
         self._pool.free_blocks(batch)
+
+    def hand_over(self, copies: list[BlockCopy]) -> list[KVCacheBlock]:
+        """Both ends of each copy. Their references are the caller's from now on, so release() must not be called."""
+        ends = [block for copy in copies for block in (copy.source, copy.target)]
+        self._num_held = self._held_without(ends)
+        return ends
+
+    def _held_without(self, ends: list[KVCacheBlock]) -> dict[KVCacheBlock, int]:
+        """What is held once each of these blocks loses a reference."""
+        num_held = self._num_held.copy()
+        for block in ends:
+            left = num_held.get(block, 0) - 1
+            if left < 0:
+                raise BlockError(f"the copy of block {block.block_id} was released already; nothing was changed")
+            num_held[block] = left
+        return {block: left for block, left in num_held.items() if left > 0}
 
     def holders(self, pool: BlockPool) -> dict[int, int]:
         """{block id: references held for copies} in that pool, for check()."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvledger.block import FreeKVCacheBlockQueue, KVCacheBlock, make_blocks
+from kvledger.block_residency import BlockResidency
 from kvledger.errors import BlockError, OutOfBlocksError, require, wrong_value
 from kvledger.observer import EvictionCause, LedgerObserver
 from kvledger.prefix_index import PrefixIndex
@@ -30,7 +31,13 @@ class PoolOccupancy:
 class BlockPool:
     """Owns num_blocks blocks for num_groups KV cache groups. One owner thread."""
 
-    def __init__(self, num_blocks: int, num_groups: int = 1, observer: LedgerObserver | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_groups: int = 1,
+        observer: LedgerObserver | None = None,
+        residency: BlockResidency | None = None,
+    ) -> None:
         if num_blocks < 2:
             raise wrong_value(
                 "num_blocks", num_blocks, "block 0 is the null block, so nothing is left", "give 2 or more"
@@ -41,10 +48,16 @@ class BlockPool:
         self.free_queue: Final = FreeKVCacheBlockQueue(self.blocks)
         self.indexes: Final = [PrefixIndex() for _ in range(num_groups)]
         self._observer: Final = observer
+        self._residency: Final = residency
         self._other_pools: list[BlockPool] = []
         # Hashes beyond block.block_hash of the few blocks that answer for more than one prefix of theirs.
         self._more_hashes: dict[int, list[bytes]] = {}
         self._num_free_cached: int = 0
+        # Blocks that lost their hashes so far, by cause.
+        self._num_reused: int = 0
+        self._num_evicted: int = 0
+        self._num_reset: int = 0
+        self._num_promoted: int = 0
         self._free_call: int = 0
 
     @property
@@ -63,6 +76,15 @@ class BlockPool:
     def occupancy(self) -> PoolOccupancy:
         num_free = self.free_queue.num_free_blocks
         return PoolOccupancy(self.num_usable_blocks - num_free, self._num_free_cached, num_free - self._num_free_cached)
+
+    def eviction_counts(self) -> dict[EvictionCause, int]:
+        """Blocks that lost their hashes so far, by cause."""
+        return {
+            EvictionCause.REUSED: self._num_reused,
+            EvictionCause.EVICTED: self._num_evicted,
+            EvictionCause.RESET: self._num_reset,
+            EvictionCause.PROMOTED: self._num_promoted,
+        }
 
     def link_pool(self, other: "BlockPool") -> None:
         """Lets free_blocks of either pool take blocks of the other (a host-resident group has a pool of its own)."""
@@ -85,9 +107,24 @@ class BlockPool:
         for block in taken:
             if block.block_hash is not None:
                 self._num_free_cached -= 1
+                self._num_reused += 1
                 self._unindex(block)
             block.ref_cnt = 1
+        if self._residency is not None:
+            self._residency.hand_out(taken)
         return taken
+
+    def get_new_block(self) -> KVCacheBlock:
+        """get_new_blocks(1)[0] without the lists: a running request takes one block in so many tokens."""
+        if self._observer is not None or self._residency is not None:
+            return self.get_new_blocks(1)[0]
+        block = self.free_queue.popleft()
+        if block.block_hash is not None:
+            self._num_free_cached -= 1
+            self._num_reused += 1
+            self._unindex(block)
+        block.ref_cnt = 1
+        return block
 
     def touch(self, blocks: list[KVCacheBlock]) -> None:
         """Adds a reference to each block; free ones leave the queue, hash kept. Null blocks are passed over."""
@@ -99,6 +136,8 @@ class BlockPool:
                 if block.block_hash is not None:
                     self._num_free_cached -= 1
             block.ref_cnt += 1
+        if self._residency is not None:
+            self._residency.access(blocks)
 
     def free_blocks(self, blocks: list[KVCacheBlock]) -> None:
         """Drops one reference to each block, in the order in which they should be reused (callers: last block first).
@@ -139,6 +178,20 @@ class BlockPool:
         self.free_queue.append_n(hashed)
         self._num_free_cached += len(hashed)
 
+    def free_block(self, block: KVCacheBlock) -> None:
+        """free_blocks([block]) without the lists: a window leaves one block behind in so many tokens."""
+        if block.ref_cnt == 0 or not self.owns(block):
+            self.free_blocks([block])
+            return
+        block.ref_cnt -= 1
+        if block.ref_cnt > 0:
+            return
+        if block.block_hash is None:
+            self.free_queue.prepend(block)
+        else:
+            self.free_queue.append(block)
+            self._num_free_cached += 1
+
     def cache_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
         """Makes a held block that is full answer lookups of that hash in that group.
 
@@ -157,7 +210,7 @@ class BlockPool:
     def cache_partial_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> bool:
         """Makes a held block answer for a prefix that ends inside it, beside the longer one it may answer for already.
 
-        A shorter prefix that it answered for is dropped. True when the block was not cached and is now.
+        A shorter prefix that it answered for is dropped. False when it answered for this one already.
         """
         if block.ref_cnt == 0:
             raise BlockError(f"{block!r} cannot be cached: it is free")
@@ -166,15 +219,14 @@ class BlockPool:
             return False
         if block.block_hash is not None and block.num_hash_tokens < num_hash_tokens:
             self._promote(block)
-        is_new = block.block_hash is None
-        if is_new:
+        if block.block_hash is None:
             block.block_hash = block_hash
             block.group_id = group_id
             block.num_hash_tokens = num_hash_tokens
         else:
             self._more_hashes.setdefault(block.block_id, []).append(block_hash)
         self.indexes[group_id].insert(block_hash, block)
-        return is_new
+        return True
 
     def move_hashes(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
         """Lets `target`, held and without a hash, answer for everything that `source` answered for."""
@@ -190,10 +242,16 @@ class BlockPool:
         self.cache_partial_block(target, block_hash, group_id, num_tokens)
         for other in more:
             self.cache_partial_block(target, other, group_id, 0)
+        if self._observer is not None:
+            self._observer.hashes_moved(source, target)
 
     def get_cached_block(self, block_hash: bytes, group_id: int) -> KVCacheBlock | None:
         """The first block that carries that hash in that group, held or free, or None."""
         return self.indexes[group_id].get(block_hash)
+
+    def further_hashes(self, block: KVCacheBlock) -> list[bytes]:
+        """What a block answers for beyond block_hash: shorter prefixes that end inside it. Mostly nothing."""
+        return self._more_hashes.get(block.block_id, []).copy()
 
     def evict_blocks(self, block_ids: list[int]) -> None:
         """Takes the hashes of these blocks, held or free; their place in the queue stays. BlockError on a wrong id."""
@@ -206,7 +264,10 @@ class BlockPool:
             if block.block_hash is not None:
                 if block.ref_cnt == 0:
                     self._num_free_cached -= 1
+                self._num_evicted += 1
                 self._unindex(block)
+        if self._residency is not None:
+            self._residency.end(blocks)
 
     def reset_prefix_cache(self) -> bool:
         """Takes every hash. False, with a warning to the observer, while requests hold blocks. O(cached blocks)."""
@@ -223,7 +284,10 @@ class BlockPool:
         self._announce_eviction(cached, EvictionCause.RESET)
         for block in cached:
             self._unindex(block)
+        self._num_reset += len(cached)
         self._num_free_cached = 0
+        if self._residency is not None:
+            self._residency.reset()
         if self._observer is not None:
             self._observer.prefix_cache_reset()
         return True
@@ -231,6 +295,8 @@ class BlockPool:
     def check(self) -> None:
         """Proves the invariants of this module's docstring. O(blocks)."""
         self.free_queue.check()
+        if self._residency is not None:
+            self._residency.check()
         free_ids = set(self.free_queue.block_ids())
         carriers: dict[int, int] = {}
         num_free_cached = 0
@@ -271,6 +337,7 @@ class BlockPool:
     def _promote(self, block: KVCacheBlock) -> None:
         """Takes the hash of a block that is about to answer for a longer prefix."""
         self._announce_eviction([block], EvictionCause.PROMOTED)
+        self._num_promoted += 1
         self._unindex(block)
 
     def _unindex(self, block: KVCacheBlock) -> None:

@@ -8,6 +8,7 @@ KVLedgerError (ValueError)
     BlockError             a block is used against its state: freed twice, freed while free, unknown id
     OutOfBlocksError       more blocks were asked for than are free
 InvariantError (Exception) check() found a broken invariant: a bug in this library
+StallError (Exception)     requests wait, and for many steps none made progress; says why each of them waits
 
 "It does not fit right now" is no error: allocate_slots returns None for that.
 """
@@ -43,6 +44,10 @@ class OutOfBlocksError(KVLedgerError):
 
 class InvariantError(Exception):
     """check() found a broken invariant."""
+
+
+class StallError(Exception):
+    """Work exists, and for many steps nothing of it was done."""
 
 
 def wrong_value(field: str, value: object, problem: str, fix: str) -> ConfigError:

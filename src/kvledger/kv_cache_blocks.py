@@ -62,6 +62,46 @@ class AdmissionRule:
 
 
 @mypyc_attr(acyclic=True)
+class BlockShortage:
+    """Why allocate_slots returned None: num_needed + num_watermark > num_free - num_reserved, in blocks.
+
+    `is_whole_sequence`: the blocks were counted for all tokens of the request (AdmissionRule.full_sequence_must_fit),
+    not only for those of the step. `is_host_pool`: the pool of a group in host memory has too few. Otherwise,
+    num_needed beyond the whole pool means: not in this step, which itself writes the hit.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        num_needed: int,
+        num_free: int,
+        num_watermark: int = 0,
+        num_reserved: int = 0,
+        is_whole_sequence: bool = False,
+        is_host_pool: bool = False,
+    ) -> None:
+        self.request_id: Final = request_id
+        self.num_needed: Final = num_needed
+        self.num_free: Final = num_free
+        self.num_watermark: Final = num_watermark
+        self.num_reserved: Final = num_reserved
+        self.is_whole_sequence: Final = is_whole_sequence
+        self.is_host_pool: Final = is_host_pool
+
+    def __str__(self) -> str:
+        blocks = "block" if self.num_needed == 1 else "blocks"
+        what = "all its tokens" if self.is_whole_sequence else "the step"
+        if self.is_host_pool:
+            return f"needs more blocks for {what} than are free in host memory"
+        text = f"needs {self.num_needed} {blocks} for {what}, {self.num_free} free"
+        if self.num_watermark > 0:
+            text += f", watermark {self.num_watermark}"
+        if self.num_reserved > 0:
+            text += f", {self.num_reserved} spoken for"
+        return text
+
+
+@mypyc_attr(acyclic=True)
 class GroupOccupancy:
     """One group at a moment. `num_held`: blocks that requests hold, shared ones once; `num_null`: entries of their
     tables that hold none, because their tokens are read no more; `num_cached`: different prefixes that can be hit.

@@ -3,6 +3,7 @@
     hit = manager.get_computed_blocks(request)                 # what the prefix cache has
     new = manager.allocate_slots(request, n, hit, admission=AdmissionRule())   # None: does not fit now
     new = manager.allocate_slots(request, 1)                   # later, a decode step
+    new = manager.allocate_running(requests, [1, 1, ...])      # the same for many requests, in one call
     manager.free(request)                                      # finished or preempted
 
 Every call either does all of its work or changes nothing. One owner thread.
@@ -10,18 +11,25 @@ Every call either does all of its work or changes nothing. One owner thread.
 
 from typing import Final
 
+from mypy_extensions import i32, i64
+
 from kvledger.block_copies import BlockCopy
 from kvledger.block_hash import BlockHasher, Sha256BlockHasher
-from kvledger.block_pool import PoolOccupancy
+from kvledger.block_pool import BlockPool, PoolOccupancy
+from kvledger.block_residency import BlockResidency
 from kvledger.coordinator import KVCacheCoordinator, RequestBlocks
 from kvledger.errors import RequestError, wrong_value
+from kvledger.ghost_index import GhostIndex
 from kvledger.hybrid_coordinator import make_coordinator
-from kvledger.kv_cache_blocks import AdmissionRule, GroupOccupancy, KVCacheBlocks, PrefixHit
+from kvledger.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.ledger_rules import LedgerRules
 from kvledger.managers.policy import DraftRule
 from kvledger.managers.registry import ManagerRegistry
-from kvledger.observer import LedgerObserver
+from kvledger.miss_explainer import MissExplainer
+from kvledger.new_blocks import NewBlocks, RunningSlots
+from kvledger.observer import EvictionCause, LedgerObserver, LedgerObservers
 from kvledger.prefix_cache_stats import PrefixCacheStats
+from kvledger.prompt_split import MissConfig
 from kvledger.request import Request
 from kvledger.slot_ranges import SlotRanges
 from kvledger.spec import KVCacheConfig
@@ -38,6 +46,8 @@ class KVCacheManager:
     (windows, states) keep a reusable tail once in so many tokens, 0: only where a replay of the prompt can use it,
     None: at every boundary. `pins_shared_prefix`: also cache a state exactly where a shared prefix ends.
     `context_parallel_size`: ranks that share out each block's tokens. `registry`: managers for your own specs.
+    `explain_misses`: find out why prompts miss, within these bounds; then `misses` tells.
+    `residency`: samples how long blocks stay.
     """
 
     def __init__(
@@ -55,10 +65,19 @@ class KVCacheManager:
         context_parallel_size: int = 1,
         registry: ManagerRegistry | None = None,
         observer: LedgerObserver | None = None,
+        explain_misses: MissConfig | None = None,
+        residency: BlockResidency | None = None,
     ) -> None:
         require_positive("max_model_len", max_model_len)
         if not 0.0 <= watermark < 1.0:
             raise wrong_value("watermark", watermark, "not a share of the pool", "give 0.0 up to below 1.0")
+        ghosts: GhostIndex | None = None
+        if explain_misses is not None:
+            # Compiled, the parameter's type has refused that already, with a TypeError.
+            if not isinstance(explain_misses, MissConfig):
+                raise wrong_value("explain_misses", explain_misses, "no bounds to remember in", "give MissConfig()")
+            ghosts = GhostIndex(len(config.groups), explain_misses.max_evicted_blocks)
+            observer = ghosts if observer is None else LedgerObservers([observer, ghosts])
         rules = LedgerRules(
             registry=ManagerRegistry() if registry is None else registry,
             max_model_len=max_model_len,
@@ -70,11 +89,13 @@ class KVCacheManager:
             context_parallel_size=context_parallel_size,
             pins_shared_prefix=pins_shared_prefix,
             observer=observer,
+            residency=residency,
         )
         if hasher is None:
             hasher = Sha256BlockHasher(rules.resolved_hash_block_size(config))
         self.config: Final = config
         self.max_model_len: Final = max_model_len
+        self._max_end: Final[i64] = max_model_len
         self.enable_caching: Final = enable_caching
         self._hasher: Final = hasher
         self._hash_block_size: Final = hasher.block_size
@@ -84,8 +105,29 @@ class KVCacheManager:
         self._no_hit: Final = self._coordinator.no_hit
         # Whether clip_chunk has anything to say; for schedulers that ask once per request and step.
         self.clips_chunks: Final = self._coordinator.clips_chunks
+        # Whether requests hold most blocks at their end, because no group gives any back before.
+        self.holds_all_blocks: Final = self._coordinator.holds_all_blocks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
         self._stats: PrefixCacheStats = PrefixCacheStats(len(config.groups))
+        # Why prompts missed; None unless that was asked for.
+        self.misses: Final[MissExplainer | None] = (
+            None
+            if explain_misses is None or ghosts is None
+            else MissExplainer(explain_misses, self._coordinator, ghosts, enable_caching)
+        )
+        self._taken_stats: Final = PrefixCacheStats(len(config.groups))
+        # Of the last allocate_slots that returned None.
+        self.shortage: BlockShortage | None = None
+
+    # For code that shows the ledger to an engine written for another one; schedulers need neither.
+
+    @property
+    def block_pool(self) -> BlockPool:
+        return self._pool
+
+    @property
+    def coordinator(self) -> KVCacheCoordinator:
+        return self._coordinator
 
     # Counting
 
@@ -107,17 +149,24 @@ class KVCacheManager:
         """Live, cached and unused blocks."""
         return self._pool.occupancy()
 
+    def eviction_counts(self) -> dict[EvictionCause, int]:
+        """Blocks that lost their hashes so far, by cause."""
+        return self._pool.eviction_counts()
+
     def num_blocks_for(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
         """Most blocks that a request of num_tokens tokens holds at a time when it shares none, over all groups."""
-        return self._coordinator.num_blocks_to_take(
-            None, self._no_hit, self._gate_ranges(num_tokens, num_encoder_tokens)
-        )
+        return self._coordinator.num_blocks_alone(self._gate_ranges(num_tokens, num_encoder_tokens))
 
     def num_blocks_missing(self, request: Request, num_more_tokens: int = 0) -> int:
         """Blocks that the request still needs to hold all its tokens so far and num_more_tokens beyond."""
         held = self._coordinator.get(request.request_id)
         ranges = self._gate_ranges(request.num_tokens + num_more_tokens, request.num_encoder_tokens)
         return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
+
+    def num_blocks_held(self, request: Request) -> int:
+        """Blocks that the request holds now, shared ones included, over all groups. O(groups) for full attention."""
+        held = self._coordinator.get(request.request_id)
+        return 0 if held is None else self._coordinator.num_blocks_held(held)
 
     def group_occupancies(self) -> list[GroupOccupancy]:
         """What requests hold and what is cached, for each group. O(blocks held): for reports, not for every step."""
@@ -156,10 +205,13 @@ class KVCacheManager:
         values arrive later; call cache_blocks then. `admission`: for a request that is not running. RequestError for a
         step without tokens, a hit for a request that holds blocks, or computed tokens without blocks.
         """
-        held = self._coordinator.get(request.request_id)
         starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
-        if held is not None and not starts and num_new_tokens > 0 and num_lookahead_tokens >= 0:
-            return self._grow(request, held, num_new_tokens, num_lookahead_tokens)
+        if not starts and num_new_tokens > 0 and num_lookahead_tokens >= 0:
+            if request.num_computed_tokens + num_new_tokens + num_lookahead_tokens <= request.quiet_end:
+                return self._no_blocks
+            held = self._coordinator.get(request.request_id)
+            if held is not None:
+                return self._grow(request, held, num_new_tokens, num_lookahead_tokens)
         if hit is None:
             hit = self._no_hit
         local_end = request.num_computed_tokens + hit.num_tokens
@@ -176,6 +228,48 @@ class KVCacheManager:
         self._require_sound_start(request, hit, ranges)
         return self._start(request, hit, ranges, delay_cache_blocks, admission)
 
+    def allocate_running(
+        self, requests: list[Request], num_new_tokens: list[int], *, num_lookahead_tokens: int = 0
+    ) -> RunningSlots:
+        """allocate_slots(requests[i], num_new_tokens[i]) for running requests in order, up to the first that gets None.
+
+        For engines that call from interpreted Python: one call a step. The requests behind the one that does not fit
+        are as they were; once room is made, call again with them. RequestError or UnknownRequestError, before anything
+        is taken, for requests that hold no blocks, steps without tokens, or sequences beyond max_model_len.
+        """
+        if len(num_new_tokens) != len(requests) or num_lookahead_tokens < 0:
+            raise RequestError(
+                f"num_new_tokens: {len(num_new_tokens)} numbers for {len(requests)} requests, with "
+                f"num_lookahead_tokens={num_lookahead_tokens}; give one number a request, and 0 or more lookahead"
+            )
+        # Most requests stay within their blocks, fill none and leave none: nothing to do for them.
+        rows: list[int] = []
+        for row, request in enumerate(requests):
+            num_new = num_new_tokens[row]
+            if num_new <= 0 or request.num_computed_tokens + num_new + num_lookahead_tokens > request.quiet_end:
+                self._require_can_grow(request, num_new)
+                rows.append(row)
+        new_blocks = NewBlocks()
+        for row in rows:
+            if not self.allocate_row(requests[row], num_new_tokens[row], num_lookahead_tokens, row, new_blocks):
+                return RunningSlots(row, new_blocks)
+        return RunningSlots(len(requests), new_blocks)
+
+    def allocate_row(
+        self, request: Request, num_new_tokens: int, num_lookahead_tokens: int, row: int, new_blocks: NewBlocks
+    ) -> bool:
+        """allocate_slots for a running request, whose new blocks join new_blocks as those of that row. False: None."""
+        held = self._coordinator.require_held(request.request_id)
+        grows_by_slots = self._coordinator.grows_by_slots
+        new = self._grow(
+            request, held, num_new_tokens, num_lookahead_tokens, i32(row), new_blocks if grows_by_slots else None
+        )
+        if new is None:
+            return False
+        if new is not self._no_blocks:
+            self._coordinator.report(held, new, row, new_blocks)
+        return True
+
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Makes blocks full at num_computed_tokens tokens hits for others, after delay_cache_blocks.
 
@@ -191,6 +285,7 @@ class KVCacheManager:
         if self.enable_caching and num_computed_tokens >= held.next_caching:
             self._hash(request, num_computed_tokens)
             self._coordinator.cache_blocks(held, request, num_computed_tokens)
+            self._coordinator.measure(held)
 
     def uncache_beyond(self, request: Request, num_tokens: int) -> None:
         """Takes back what cache_blocks did beyond num_tokens tokens: their step does not run after all."""
@@ -217,7 +312,7 @@ class KVCacheManager:
                 f"request {child.request_id!r} is no fork of {parent.request_id!r}: their first {num_tokens} computed "
                 "tokens differ, or there are none"
             )
-        return self._coordinator.fork(parent.request_id, child.request_id, num_tokens)
+        return self._coordinator.fork(parent.request_id, child, num_tokens)
 
     def num_blocks_to_fork(self, parent: Request, num_forks: int = 1) -> int:
         """Free blocks that so many forks of that request take; more than there are when another pool has not enough."""
@@ -287,44 +382,73 @@ class KVCacheManager:
             if hit is not None and hit.limiting_group >= 0 and not preempted:
                 self._stats.record_limit(hit.limiting_group, max(0, hit.shared_prefix_boundary - hit.num_tokens))
 
+    def record_external_lookup(self, request: Request, num_local_tokens: int, num_hit_tokens: int) -> None:
+        """Counts one lookup in an external source, at admission. Those of preempted requests do not count."""
+        if request.num_preemptions == 0:
+            self._stats.record_external(request.num_tokens - num_local_tokens, num_hit_tokens)
+
     def take_prefix_cache_stats(self) -> PrefixCacheStats:
         """The counts since the last call."""
         stats = self._stats
+        self._taken_stats.add(stats)
         self._stats = PrefixCacheStats(len(self.config.groups))
         return stats
+
+    def prefix_cache_totals(self) -> PrefixCacheStats:
+        """The counts since the beginning, whoever has taken some of them, in a fresh object."""
+        totals = PrefixCacheStats(len(self.config.groups))
+        totals.add(self._taken_stats)
+        totals.add(self._stats)
+        return totals
 
     def check(self) -> None:
         """Proves the invariants of every layer. O(blocks): for tests, replay --check and hunting bugs."""
         self._coordinator.check()
+        if self.misses is not None:
+            self.misses.check()
 
     def _grow(
-        self, request: Request, held: RequestBlocks, num_new_tokens: int, num_lookahead_tokens: int
+        self,
+        request: Request,
+        held: RequestBlocks,
+        num_new_tokens: i64,
+        num_lookahead_tokens: i64,
+        row: i32 = 0,
+        flat: NewBlocks | None = None,
     ) -> KVCacheBlocks | None:
-        """allocate_slots for a running request. Most steps stay within its blocks, fill none and leave none: three
-        comparisons."""
+        """allocate_slots for a running request. `flat`: takes what is new as that row's, and nothing is returned then;
+        only where the coordinator grows_by_slots.
+        """
+        coordinator = self._coordinator
         num_computed = request.num_computed_tokens
         new_end = num_computed + num_new_tokens
-        if new_end > self.max_model_len:
+        if new_end > self._max_end:
             raise self._too_long(request, new_end)
-        slots_end = min(new_end + num_lookahead_tokens, self.max_model_len)
+        slots_end: i64 = min(new_end + num_lookahead_tokens, self._max_end)
         # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
-        cache_end = min(new_end, request.num_tokens) if self.enable_caching else 0
-        caches = cache_end > 0 and cache_end >= held.next_caching
+        cache_end = min(new_end, request.num_tokens)
+        caches = self.enable_caching and cache_end > 0 and cache_end >= held.next_caching
         if caches:
             self._hash(request, cache_end)
         num_processed = num_computed - request.num_in_flight_tokens
-        if num_processed >= held.next_release:
-            self._coordinator.release_skipped(held, max(0, num_processed))
+        releases = num_processed >= held.next_release
+        if releases:
+            coordinator.release_skipped(held, max(0, num_processed))
+        takes = slots_end > held.num_slots
         new_blocks = self._no_blocks
-        if slots_end > held.num_slots:
+        if takes and (flat is None or not coordinator.grow(held, slots_end, row, flat)):
+            # Without `flat`, or too few are free: then `shortage` says how many.
             ranges = SlotRanges(
                 num_computed, num_computed, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request)
             )
-            if self._coordinator.num_blocks_to_take(held, self._no_hit, ranges) > self._pool.num_free_blocks:
+            if self._is_short(request, held, self._no_hit, ranges):
                 return None
-            new_blocks = self._coordinator.take_blocks(held, ranges)
+            new_blocks = coordinator.take_blocks(held, ranges)
         if caches:
-            self._coordinator.cache_blocks(held, request, cache_end)
+            coordinator.cache_blocks(held, request, cache_end)
+        # Other groups' thresholds may hang together.
+        others = not coordinator.grows_by_slots
+        coordinator.measure(held, slots=takes or others, caching=caches or others, release=releases or others)
         return new_blocks
 
     def _start(
@@ -347,25 +471,47 @@ class KVCacheManager:
             gate = SlotRanges(
                 ranges.local_end, computed_end, end, end, ranges.num_encoder_tokens, ranges.prefill_end, is_gate=True
             )
-            if coordinator.num_blocks_to_take(held, hit, gate) + watermark > self._pool.num_free_blocks:
+            if self._is_short(request, held, hit, gate, watermark):
                 return None
         if held is not None:
             num_computed = min(ranges.computed_end, self.max_model_len)
             coordinator.release_skipped(held, max(0, num_computed - request.num_in_flight_tokens))
-        num_blocks = coordinator.num_blocks_to_take(held, hit, ranges)
-        if num_blocks + watermark > self._pool.num_free_blocks - rule.reserved_blocks:
+        if self._is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
             return None
         if self.enable_caching and held is None:
             self._hasher.refresh(request)
         elif self.enable_caching:
             self._hash(request, min(ranges.new_end, request.num_tokens))
         if held is None:
-            held = coordinator.add(request.request_id)
+            if self.misses is not None:
+                self.misses.account(request, hit, ranges.num_external)
+            held = coordinator.add(request)
             coordinator.attach(held, hit, ranges)
         new_blocks = coordinator.take_blocks(held, ranges)
         if self.enable_caching and not delay_cache_blocks:
             coordinator.cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
+        coordinator.measure(held)
         return self._no_blocks if new_blocks.is_empty() else new_blocks
+
+    def _is_short(
+        self,
+        request: Request,
+        held: RequestBlocks | None,
+        hit: PrefixHit,
+        ranges: SlotRanges,
+        num_watermark: int = 0,
+        num_reserved: int = 0,
+    ) -> bool:
+        """Whether too few blocks are free for these ranges; `shortage` has the numbers then."""
+        num_blocks = self._coordinator.num_blocks_to_take(held, hit, ranges)
+        num_free = self._pool.num_free_blocks
+        if num_blocks + num_watermark <= num_free - num_reserved:
+            return False
+        is_host = num_blocks > self._pool.num_usable_blocks and self._coordinator.lacks_host_blocks(held, hit, ranges)
+        self.shortage = BlockShortage(
+            request.request_id, num_blocks, num_free, num_watermark, num_reserved, ranges.is_gate, is_host
+        )
+        return True
 
     def _gate_ranges(self, num_tokens: int, num_encoder_tokens: int) -> SlotRanges:
         end = min(num_tokens, self.max_model_len)
@@ -375,6 +521,19 @@ class KVCacheManager:
         """Hashes what is full at num_tokens tokens. Comes before blocks are taken: wrong tokens raise here."""
         if num_tokens // self._hash_block_size > len(request.block_hashes):
             self._hasher.extend(request)
+
+    def _require_can_grow(self, request: Request, num_new_tokens: int) -> None:
+        """Raises now what _grow would raise, so that a call for many requests raises before it takes anything."""
+        self._coordinator.require_held(request.request_id)
+        new_end = request.num_computed_tokens + num_new_tokens
+        if num_new_tokens <= 0:
+            raise RequestError(
+                f"num_new_tokens={num_new_tokens}: a step of request {request.request_id!r} needs a token to compute"
+            )
+        if new_end > self.max_model_len:
+            raise self._too_long(request, new_end)
+        if self.enable_caching:
+            self._hash(request, min(new_end, request.num_tokens))
 
     def _too_long(self, request: Request, num_tokens: int) -> RequestError:
         return RequestError(

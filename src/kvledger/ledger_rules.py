@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import gcd, lcm
 
+from kvledger.block_residency import BlockResidency
 from kvledger.errors import wrong_value
 from kvledger.managers.policy import DraftRule, GroupPolicy
 from kvledger.managers.registry import ManagerRegistry
@@ -25,6 +26,7 @@ class LedgerRules:
     context_parallel_size: int = 1
     pins_shared_prefix: bool = False
     observer: LedgerObserver | None = None
+    residency: BlockResidency | None = None
 
     def __post_init__(self) -> None:
         require_positive("max_model_len", self.max_model_len)

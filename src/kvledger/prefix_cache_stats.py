@@ -17,6 +17,10 @@ class PrefixCacheStats:
         self.preempted_requests: int = 0
         self.preempted_queries: int = 0
         self.preempted_hits: int = 0
+        # Lookups beyond the local hits, in an external source.
+        self.external_requests: int = 0
+        self.external_queries: int = 0
+        self.external_hits: int = 0
         self.reset: bool = False  # the cache was reset since
 
     def record(self, num_tokens: int, num_hits: int, preempted: bool) -> None:
@@ -33,3 +37,25 @@ class PrefixCacheStats:
         """The lookup that was recorded last would have found num_lost tokens more, but for that group."""
         self.limited[group_id] += 1
         self.lost[group_id] += num_lost
+
+    def record_external(self, num_tokens: int, num_hits: int) -> None:
+        """An external source was asked for num_tokens tokens behind the local hit and has num_hits of them."""
+        self.external_requests += 1
+        self.external_queries += num_tokens
+        self.external_hits += num_hits
+
+    def add(self, other: "PrefixCacheStats") -> None:
+        """Counts all that `other` counted."""
+        self.requests += other.requests
+        self.queries += other.queries
+        self.hits += other.hits
+        for group_id in range(len(self.limited)):
+            self.limited[group_id] += other.limited[group_id]
+            self.lost[group_id] += other.lost[group_id]
+        self.preempted_requests += other.preempted_requests
+        self.preempted_queries += other.preempted_queries
+        self.preempted_hits += other.preempted_hits
+        self.external_requests += other.external_requests
+        self.external_queries += other.external_queries
+        self.external_hits += other.external_hits
+        self.reset = self.reset or other.reset

@@ -25,6 +25,16 @@ class PrefixIndex:
         """The block that answers for that hash, or None."""
         return self._first.get(block_hash)
 
+    def has_several(self, block_hash: bytes) -> bool:
+        """Whether two blocks or more carry that hash."""
+        return len(self._later) > 0 and block_hash in self._later
+
+    def num_blocks(self, block_hash: bytes) -> int:
+        """Blocks that carry that hash."""
+        if block_hash not in self._first:
+            return 0
+        return 1 + len(self._later.get(block_hash, {}))
+
     def insert(self, block_hash: bytes, block: KVCacheBlock) -> None:
         """Adds a block behind all others with its hash. REQUIRES that it is not in the index."""
         first = self._first.setdefault(block_hash, block)
@@ -32,12 +42,18 @@ class PrefixIndex:
             self._later.setdefault(block_hash, {})[block.block_id] = block
 
     def remove(self, block_hash: bytes, block: KVCacheBlock) -> None:
-        """Removes that block. BlockError when it is not indexed under that hash."""
+        """Removes that block. BlockError when the index lacks the hash, or the block among several of that hash.
+
+        REQUIRES that the only block of its hash is this one.
+        """
         later = self._later.get(block_hash) if self._later else None
         if later is None:
-            if self._first.get(block_hash) is not block:
+            # Without a look at what it deletes: in a large cache that is one more miss for each evicted block. The
+            # pool removes what a block itself names, and its check() proves that it is indexed.
+            try:
+                del self._first[block_hash]
+            except KeyError:
                 raise BlockError(f"block {block.block_id} is not in the prefix index under its hash")
-            del self._first[block_hash]
             return
         if self._first[block_hash] is block:
             heir_id = next(iter(later))

@@ -1,6 +1,7 @@
 """A request as the ledger and the scheduler see it: its tokens, how far they are computed, and who it is to the cache.
 
-The engine builds it; the scheduler moves the counters; the ledger only reads them (and keeps the block hashes current).
+The engine builds it; the scheduler moves the counters; the ledger only reads them (and keeps block_hashes and quiet_end
+current).
 
     | prompt ............................ | output ........ | drafts (not in num_tokens) |
     0                     num_prompt_tokens       num_tokens
@@ -9,6 +10,8 @@ The engine builds it; the scheduler moves the counters; the ledger only reads th
 
 from enum import Enum
 from typing import Final
+
+from mypy_extensions import i64
 
 from kvledger.errors import RequestError
 from kvledger.tokens import TokenBuffer, pack_tokens
@@ -80,9 +83,9 @@ class Request:
             raise RequestError(f"request {request_id!r}: max_tokens={max_tokens}: must be at least 1")
         self.request_id: Final = request_id
         self.tokens: TokenBuffer = TokenBuffer(packed)
-        self.num_prompt_tokens: int = len(self.tokens)
-        self.num_tokens: int = self.num_prompt_tokens
-        self.max_tokens: Final = max_tokens
+        self.num_prompt_tokens: i64 = len(self.tokens)
+        self.num_tokens: i64 = self.num_prompt_tokens
+        self.max_tokens: Final[i64] = max_tokens
         self.stop_token_ids: Final = stop_token_ids
         self.priority: Final = priority
         self.arrival_time: Final = arrival_time
@@ -94,13 +97,13 @@ class Request:
         self.sampling_params: Final = sampling_params
 
         self.status: RequestStatus = RequestStatus.WAITING
-        self.num_computed_tokens: int = 0
+        self.num_computed_tokens: i64 = 0
         # Scheduled but not yet returned by the worker; these may still be taken back (rejected drafts).
-        self.num_in_flight_tokens: int = 0
+        self.num_in_flight_tokens: i64 = 0
         # Output tokens that steps in flight will produce: known in number, not yet in value.
-        self.num_output_placeholders: int = 0
+        self.num_output_placeholders: i64 = 0
         # In-flight tokens from before a preemption: their steps' output is delivered, their counts no longer apply.
-        self.num_stale_tokens: int = 0
+        self.num_stale_tokens: i64 = 0
         # Their output is thrown away instead, because the positions are computed again at once.
         self.drops_stale_output: bool = False
         # The step it was last scheduled in leaves known tokens to compute, so that step yields no token.
@@ -113,6 +116,14 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.hash_block_size: int = 0
         self.hash_epoch: int = 0
+        # A step that ends here or earlier, lookahead included, needs nothing of the ledger: it stays within the blocks
+        # that the request holds, fills none and leaves none behind. 0: ask. Only the ledger writes it.
+        self.quiet_end: i64 = 0
+        # Read and written when it comes and when it is preempted; kept away from what every step reads.
+        # Most tokens that it had computed when it was preempted: up to there, computing does not get it further.
+        self.num_computed_before: int = 0
+        # The first step that could have scheduled it since it came, or since it was preempted.
+        self.waiting_since_step: int = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -174,8 +185,11 @@ class Request:
             raise RequestError(f"request {self.request_id!r} is {self.status.value}: free it before cutting its tokens")
         if not 0 < num_tokens <= self.num_tokens:
             raise RequestError(f"num_tokens={num_tokens}: request {self.request_id!r} has {self.num_tokens} tokens")
+        # Fresh ones: whoever noted the old ones down may still read them.
+        self.tokens = self.tokens.copy()
         self.tokens.truncate(num_tokens)
         self.num_tokens = num_tokens
         self.num_prompt_tokens = num_tokens
         if self.block_hashes:
-            del self.block_hashes[num_tokens // self.hash_block_size :]
+            # A new list: whoever keeps the old one knows hashes of the tokens that were.
+            self.block_hashes = self.block_hashes[: num_tokens // self.hash_block_size]

@@ -59,7 +59,7 @@ def sized(case: Case) -> dict[str, Any]:
         return {"refused": True}
     blocks = worker_pool(layout, 0, layers, case["available"], None).num_blocks
     groups = [[group.spec.block_size, page_bytes(group), len(group.layer_names)] for group in layout.groups]
-    concurrency = blocks / blocks_per_request(layout, RequestLimits(32_768, 8_192))
+    concurrency = blocks / blocks_per_request(layout.groups, RequestLimits(32_768, 8_192))
     return {"groups": groups, "num_blocks": blocks, "concurrency": round(concurrency, 9)}
 
 

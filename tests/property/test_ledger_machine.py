@@ -41,13 +41,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.num_made = 0
 
     def pick(self, number: int, *, idle: bool = False) -> Request | None:
-        """One of the requests that hold blocks (idle: and have no load under way, and are not at the model's end)."""
-        found = [
-            each
-            for each in self.held
-            if not idle or (each.request_id not in self.delayed and each.num_tokens < MAX_MODEL_LEN - 6)
-        ]
+        """One of the requests that hold blocks."""
+        found = self.idle() if idle else self.held
         return found[number % len(found)] if found else None
+
+    def idle(self) -> list[Request]:
+        """Those that hold blocks, have no load under way, and are not at the model's end."""
+        return [
+            each for each in self.held if each.request_id not in self.delayed and each.num_tokens < MAX_MODEL_LEN - 6
+        ]
 
     # A request starts
 
@@ -123,6 +125,28 @@ class LedgerMachine(RuleBasedStateMachine):
         num_new = min(chunk, req.num_tokens - req.num_computed_tokens)
         if self.grow(req, num_new, lookahead):
             req.num_computed_tokens += num_new
+
+    @rule(chunks=st.lists(st.integers(1, 9), max_size=4), lookahead=st.sampled_from([0, 0, 3]))
+    def compute_together(self, chunks: list[int], lookahead: int) -> None:
+        """One call for several requests is one call each in order, up to the first that does not fit."""
+        requests = self.idle()[: len(chunks)]
+        num_new: list[int] = []
+        for req, chunk in zip(requests, chunks, strict=False):
+            if req.num_computed_tokens == req.num_tokens:
+                req.append_token(req.num_tokens % 3)
+            num_new.append(min(chunk, req.num_tokens - req.num_computed_tokens))
+        slots = self.manager.allocate_running(requests, num_new, num_lookahead_tokens=lookahead)
+        new_ids = {row: ids for row, (ids,) in slots.new_blocks.ids_by_row(1).items()}
+        for row, req in enumerate(requests):
+            expected = self.model.allocate(req, num_new[row], [], lookahead)
+            if expected is None:
+                assert slots.num_allocated == row
+                break
+            assert new_ids.pop(row, []) == expected
+            req.num_computed_tokens += num_new[row]
+        else:
+            assert slots.num_allocated == len(requests)
+        assert new_ids == {}
 
     @rule(number=PICK, num_drafts=st.integers(1, 5), accepted=st.integers(0, 5), lookahead=st.integers(0, 2))
     def verify_drafts(self, number: int, num_drafts: int, accepted: int, lookahead: int) -> None:

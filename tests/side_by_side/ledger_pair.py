@@ -8,7 +8,16 @@ from vllm.v1.core.kv_cache_utils import get_group_id
 from vllm.v1.request import Request as TheirRequest
 from vllm.v1.request import RequestStatus as TheirStatus
 
-from kvledger import AdmissionRule, KVCacheManager, PrefixHit, Request, Sha256BlockHasher
+from kvledger import (
+    AdmissionRule,
+    BlockHasher,
+    KVCacheManager,
+    LedgerObserver,
+    MissConfig,
+    PrefixHit,
+    Request,
+    Sha256BlockHasher,
+)
 from kvledger.managers.policy import DraftRule
 from tests.side_by_side import reference
 from tests.side_by_side.layouts import Layout
@@ -17,20 +26,51 @@ MAX_MODEL_LEN = 160
 
 
 def make_ours(
-    layout: Layout, num_blocks: int, watermark: float = 0.0, max_model_len: int = MAX_MODEL_LEN
+    layout: Layout,
+    num_blocks: int,
+    watermark: float = 0.0,
+    max_model_len: int = MAX_MODEL_LEN,
+    *,
+    hasher: BlockHasher | None = None,
+    observer: LedgerObserver | None = None,
 ) -> KVCacheManager:
     return KVCacheManager(
         layout.our_config(num_blocks),
         max_model_len,
         enable_caching=layout.enable_caching,
-        hasher=Sha256BlockHasher(layout.unit),
+        hasher=Sha256BlockHasher(layout.unit) if hasher is None else hasher,
         watermark=watermark,
         max_in_flight_tokens=layout.max_in_flight_tokens,
         drafts=DraftRule(layout.num_draft_lookahead) if layout.num_draft_lookahead else None,
         retention_interval=layout.retention_interval,
         pins_shared_prefix=layout.pins_shared_prefix,
         context_parallel_size=layout.context_parallel_size,
+        observer=observer,
+        explain_misses=MissConfig(),
     )
+
+
+class ExplainedStats:
+    """What our explanation of the misses must sum to: vLLM's own counts of lookups, taken now and then."""
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(("requests", "queries", "hits"), 0)
+        self.preempted_sums = dict.fromkeys(("requests", "queries", "hits"), 0)
+
+    def add(self, theirs: object) -> None:
+        """vLLM's counts since the last call."""
+        for name in self.sums:
+            self.sums[name] += getattr(theirs, name)
+            self.preempted_sums[name] += getattr(theirs, f"preempted_{name}")
+
+    def compare(self, manager: KVCacheManager) -> None:
+        misses = manager.misses
+        assert misses is not None
+        for sums, ours in ((self.sums, misses.new), (self.preempted_sums, misses.resumed)):
+            assert sums == {"requests": ours.num_requests, "queries": ours.num_tokens, "hits": ours.split.hit}
+            assert ours.split.num_tokens() == ours.num_tokens
+            # Everybody looks here, and full attention tells exactly what it has.
+            assert ours.split.lookup_off == 0
 
 
 @dataclass
@@ -66,7 +106,7 @@ class LedgerPair:
         if len(layout.groups) == 1:
             num_blocks = rng.choice([2, 5, 12, 24, 48])
         watermark = rng.choice([0.0, 0.0, 0.1])
-        self.ours = make_ours(layout, num_blocks, watermark)
+        self.ours = self.make_ours(num_blocks, watermark)
         self.theirs = reference.make_manager(layout, num_blocks, MAX_MODEL_LEN, watermark)
         self.has_states = any(group.kind.startswith("mamba") for group in layout.groups)
         # A known difference: a decode step whose drafts run over a checkpoint fails an assertion in vLLM.
@@ -80,12 +120,14 @@ class LedgerPair:
         self.loading: list[Pair] = []
         self.num_made = 0
         self.num_calls = 0
+        self.explained = ExplainedStats()
 
     def run(self, num_calls: int) -> None:
         actions = [
             (self.new_request, 3),
             (self.admit, 5),
             (self.decode, 12),
+            (self.decode_together, 4),
             (self.finish, 2),
             (self.preempt, 1),
             (self.load_arrives, 1),
@@ -97,6 +139,9 @@ class LedgerPair:
         while self.num_calls < num_calls:
             self.rng.choices(names, weights)[0]()
 
+    def make_ours(self, num_blocks: int, watermark: float) -> KVCacheManager:
+        return make_ours(self.layout, num_blocks, watermark)
+
     # Actions
 
     def new_request(self) -> None:
@@ -107,13 +152,13 @@ class LedgerPair:
             prompt = prompt + [rng.randrange(50) for _ in range(rng.randint(1, 12))]
         salt = rng.choice(["", "", "", "tenant"])
         self.num_made += 1
-        request_id = f"r{self.num_made}"
-        num_encoder_tokens = rng.randint(1, 64) if self.has_encoder else 0
-        self.waiting.append(
-            Pair(
-                Request(request_id, prompt, cache_salt=salt, num_encoder_tokens=num_encoder_tokens),
-                self.factory.make(request_id, prompt, cache_salt=salt),
-            )
+        self.waiting.append(self.make_pair(f"r{self.num_made}", prompt, salt))
+
+    def make_pair(self, request_id: str, prompt: list[int], salt: str) -> Pair:
+        num_encoder_tokens = self.rng.randint(1, 64) if self.has_encoder else 0
+        return Pair(
+            Request(request_id, prompt, cache_salt=salt, num_encoder_tokens=num_encoder_tokens),
+            self.factory.make(request_id, prompt, cache_salt=salt),
         )
 
     def admit(self) -> None:
@@ -216,6 +261,39 @@ class LedgerPair:
             pair.append(rng.randrange(50))
             pair.set_computed(pair.num_computed + 1)
 
+    def decode_together(self) -> None:
+        """The next tokens of many running requests: one call on our side, one call a request on theirs."""
+        rng = self.rng
+        pairs: list[Pair] = []
+        num_new: list[int] = []
+        for pair in rng.sample(self.running, rng.randint(0, len(self.running))):
+            request = pair.ours
+            if pair.num_computed >= request.num_tokens:
+                pair.append(rng.randrange(50))
+            most = min(request.num_tokens, MAX_MODEL_LEN - 1) - pair.num_computed
+            wanted = rng.choice([1, 1, most])
+            if most > 0:
+                wanted = self.ours.clip_chunk(request, pair.num_computed, wanted, 64)
+            if most > 0 and wanted > 0:
+                request.num_in_flight_tokens = pair.theirs.num_in_flight_tokens = 0
+                pairs.append(pair)
+                num_new.append(wanted)
+        lookahead = rng.choice([0, 0, 2])
+        slots = self.ours.allocate_running([pair.ours for pair in pairs], num_new, num_lookahead_tokens=lookahead)
+        ours = slots.new_blocks.ids_by_row(len(self.layout.groups))
+        num_allocated = len(pairs)
+        for row, pair in enumerate(pairs):
+            theirs = self.theirs.allocate_slots(pair.theirs, num_new[row], num_lookahead_tokens=lookahead)
+            if theirs is None:
+                num_allocated = row
+                break
+            assert ours.pop(row, None) == theirs.get_block_ids(allow_none=True)
+            pair.last_step = num_new[row]
+            pair.set_computed(pair.num_computed + num_new[row])
+        assert (slots.num_allocated, ours) == (num_allocated, {})
+        self.same_copies()
+        self.compare()
+
     def finish(self) -> None:
         if self.running:
             self.release(self.rng.choice(self.running))
@@ -285,6 +363,9 @@ class LedgerPair:
         assert (ours is None) == (theirs is None), (ours, theirs)
         if ours is not None:
             assert ours.get_block_ids() == theirs.get_block_ids()
+        self.same_copies()
+
+    def same_copies(self) -> None:
         our_copies = self.ours.take_block_copies()
         their_copies, their_ends = self.theirs.take_kv_cache_block_copies()
         assert [(c.source_block_id, c.target_block_id) for c in our_copies] == [
@@ -321,6 +402,9 @@ class LedgerPair:
         for name in names:
             if self.enable_caching or name == "reset":
                 assert getattr(ours, name) == getattr(theirs, name), name
+        if self.enable_caching:
+            self.explained.add(theirs)
+            self.explained.compare(self.ours)
 
 
 def _index(pool: object) -> list[tuple[int, list[int]]]:

@@ -12,6 +12,8 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -59,6 +61,8 @@ class RequestFactory:
         priority: int = 0,
         arrival_time: float = 0.0,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
+        mm_features: list[MultiModalFeatureSpec] | None = None,
     ) -> Request:
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=list(stop_token_ids), ignore_eos=True)
         return Request(
@@ -69,6 +73,8 @@ class RequestFactory:
             priority=priority,
             arrival_time=arrival_time,
             cache_salt=cache_salt or None,
+            lora_request=lora_request,
+            mm_features=mm_features,
             block_hasher=self._hasher,
         )
 

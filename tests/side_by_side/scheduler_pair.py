@@ -3,18 +3,21 @@
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput as TheirOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request as TheirRequest
 from vllm.v1.request import RequestStatus as TheirStatus
 
-from kvledger import Request, RequestStatus
+from kvledger import KVCacheManager, Request, RequestStatus
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy
+from tests.engine import flat_update
 from tests.side_by_side import reference
 from tests.side_by_side.layouts import Layout
-from tests.side_by_side.ledger_pair import make_ours
+from tests.side_by_side.ledger_pair import ExplainedStats, make_ours
 
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop",
@@ -71,7 +74,7 @@ class SchedulerPair:
         self.steps_between_states = steps_between_states
         self.rng = random.Random(seed)
         self.ours = Scheduler(
-            make_ours(limits.layout, limits.num_blocks, limits.watermark, limits.max_model_len),
+            self.make_ours(),
             SchedulerConfig(
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -113,6 +116,9 @@ class SchedulerPair:
         self.in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.num_tokens = 0
+        # What vLLM counted of lookups, step by step.
+        self.their_lookups: list[Any] = []
+        self.explained = ExplainedStats()
 
     def apply_differences(self) -> None:
         """Makes vLLM's side do what ours does on purpose where its own decision would serve what was never written
@@ -139,27 +145,33 @@ class SchedulerPair:
         manager.allocate_slots = allocate_outside_this_steps_blocks
         self.theirs._preempt_request = preempt_without_unwritten_hits
 
+    def make_ours(self) -> KVCacheManager:
+        limits = self.limits
+        return make_ours(limits.layout, limits.num_blocks, limits.watermark, limits.max_model_len)
+
     def add(self, work: Work) -> None:
-        self.ours.add_request(
-            Request(
-                work.request_id,
-                work.prompt,
-                max_tokens=work.max_tokens,
-                priority=work.priority,
-                arrival_time=work.arrival_time,
-                stop_token_ids=work.stop_token_ids,
-            )
+        ours, theirs = self.make_pair(work)
+        self.ours.add_request(ours)
+        self.theirs.add_request(theirs)
+
+    def make_pair(self, work: Work) -> tuple[Request, TheirRequest]:
+        ours = Request(
+            work.request_id,
+            work.prompt,
+            max_tokens=work.max_tokens,
+            priority=work.priority,
+            arrival_time=work.arrival_time,
+            stop_token_ids=work.stop_token_ids,
         )
-        self.theirs.add_request(
-            self.factory.make(
-                work.request_id,
-                work.prompt,
-                work.max_tokens,
-                priority=work.priority,
-                arrival_time=work.arrival_time,
-                stop_token_ids=work.stop_token_ids,
-            )
+        theirs = self.factory.make(
+            work.request_id,
+            work.prompt,
+            work.max_tokens,
+            priority=work.priority,
+            arrival_time=work.arrival_time,
+            stop_token_ids=work.stop_token_ids,
         )
+        return ours, theirs
 
     def abort(self, request_id: str) -> None:
         self.ours.abort(request_id)
@@ -192,7 +204,9 @@ class SchedulerPair:
         self.theirs.kv_cache_manager.block_pool.free_blocks(step.copy_ends)
         request_ids = step.ours.request_ids
         sampled = [step.sampled.get(request_id, []) for request_id in request_ids]
-        ours = self.ours.update_from_output(step.ours, [list(tokens) for tokens in sampled])
+        is_flat = self.num_steps % 2 == 0 and all(len(tokens) <= 1 for tokens in sampled)
+        update = partial(flat_update, self.ours) if is_flat else self.ours.update_from_output
+        ours = update(step.ours, [list(tokens) for tokens in sampled])
         theirs = self.theirs.update_from_output(
             step.theirs,
             ModelRunnerOutput(
@@ -208,6 +222,7 @@ class SchedulerPair:
         ]
         assert [(o.request_id, o.new_token_ids, FINISH_REASONS[o.finish]) for o in ours] == their_outputs
         self.num_tokens += sum(len(o.new_token_ids) for o in ours)
+        self.their_lookups += [o.scheduler_stats.prefix_cache_stats for o in theirs.values() if o.scheduler_stats]
         if self.limits.num_speculative_tokens and self.limits.steps_in_flight == 1:
             self.draft(request_ids)
         self.same_state()
@@ -221,6 +236,10 @@ class SchedulerPair:
             else:
                 self.step()
             assert self.num_steps < last_step, "no progress"
+        if self.limits.layout.enable_caching:
+            for counts in (*self.their_lookups, self.theirs.kv_cache_manager.make_prefix_cache_stats()):
+                self.explained.add(counts)
+            self.explained.compare(self.ours.manager)
 
     def draft(self, request_ids: list[str]) -> None:
         most = self.limits.num_speculative_tokens
@@ -245,9 +264,10 @@ class SchedulerPair:
             # Theirs sends a resumed request among the running ones, marked as resumed; ours always as a new one.
             (full_ids if request_id in cached.resumed_req_ids else new_ids)[request_id] = entry
         assert {r.request_id: (r.block_ids, r.num_computed_tokens) for r in ours.new_requests} == full_ids
+        our_ids = ours.new_block_ids_by_request()
         our_new_ids = {
-            request_id: (ours.new_block_ids[index], ours.num_computed_tokens[index])
-            for index, request_id in enumerate(ours.request_ids)
+            request_id: (our_ids.get(request_id), start)
+            for request_id, (start, _) in ours.ranges_by_request().items()
             if request_id not in full_ids
         }
         assert our_new_ids == new_ids

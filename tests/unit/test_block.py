@@ -64,6 +64,9 @@ def test_append_goes_to_the_end_and_prepend_to_the_front_in_order() -> None:
     free.append_n([blocks[1]])
     free.prepend_n([blocks[4], blocks[3]])
     assert free.block_ids() == [4, 3, 5, 2, 1]
+    free.remove(blocks[5])
+    free.prepend(blocks[5])
+    assert free.block_ids() == [5, 4, 3, 2, 1]
     free.append_n([])
     free.prepend_n([])
     assert len(free) == 5

@@ -14,7 +14,7 @@ def test_b57_a_fully_cached_prompt_computes_at_least_its_last_token(num_tokens: 
     engine.run()
     engine.add("b", num_tokens, max_tokens=2)
     output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([expected], [num_tokens - expected])
+    assert output.ranges_by_request() == {"b": (expected, num_tokens)}
     engine.run()
     assert len(engine.tokens["b"]) == 2
 
@@ -35,7 +35,7 @@ def test_b57_local_and_external_tokens_leave_one_to_compute(
     if asynchronous:
         engine.load("b")
         output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([num_tokens - 1], [1])
+    assert output.ranges_by_request() == {"b": (num_tokens - 1, num_tokens)}
     engine.run()
     assert len(engine.tokens["b"]) == 2
 
@@ -75,7 +75,7 @@ def test_b61_every_block_taken_while_decoding_is_reported_once() -> None:
     while engine.scheduler.has_unfinished_requests:
         table = engine.ids("a")
         assert reported == table
-        for new_ids in engine.step().new_block_ids:
-            reported += [] if new_ids is None else new_ids[0]
+        for new_ids in engine.step().new_block_ids_by_request().values():
+            reported += new_ids[0]
     # 5 + 13 - 1 computed tokens end in block 5: three boundaries were crossed.
     assert reported == [1, 2, 3, 4, 5]

@@ -107,7 +107,7 @@ def test_b38_reset_fails_loudly_or_conserves_blocks_by_force() -> None:
     assert engine.journal.refused == [3]
     assert engine.scheduler.reset_prefix_cache(preempt_running=True) is True
     assert (engine.manager.num_free_blocks, cached_ids(engine.manager)) == (8, [])
-    assert engine.step().num_computed_tokens == [0]
+    assert engine.step().ranges_by_request() == {"p": (0, 10)}
     engine.check()
 
 
@@ -135,6 +135,6 @@ def test_b41_a_transfer_that_can_happen_once_is_not_waited_for_twice() -> None:
     engine.source.offers["a"] = ExternalHit(0)
     engine.scheduler.reset_prefix_cache(preempt_running=True)
     output = engine.step()
-    assert (output.request_ids, output.num_computed_tokens, output.num_scheduled_tokens) == (["a"], [0], [10])
+    assert output.ranges_by_request() == {"a": (0, 10)}
     engine.run(max_steps=10)
     assert len(engine.tokens["a"]) == 4

@@ -16,7 +16,8 @@ from kvledger import (
     Sha256BlockHasher,
 )
 from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestError, UnknownRequestError
-from kvledger.spec import SlidingWindowSpec
+from kvledger.spec import KVCacheSpec, SlidingWindowSpec
+from tests.groups import chunked, cross, full, host, hybrid, state, tables, window
 from tests.helpers import (
     Journal,
     admit,
@@ -248,10 +249,10 @@ def test_the_watermark_binds_requests_that_start_while_others_are_scheduled() ->
     def fits(num_tokens: int, rule: AdmissionRule | None, num_new: int | None = None) -> bool:
         return admit(ledger(30, watermark=0.1), request("a", num_tokens), num_new, admission=rule) is not None
 
-    for full in (True, False):
-        assert not fits(28 * 4, AdmissionRule(full, has_scheduled_requests=True))
-        assert fits(27 * 4, AdmissionRule(full, has_scheduled_requests=True))
-        assert fits(30 * 4, AdmissionRule(full, has_scheduled_requests=False))
+    for gate in (True, False):
+        assert not fits(28 * 4, AdmissionRule(gate, has_scheduled_requests=True))
+        assert fits(27 * 4, AdmissionRule(gate, has_scheduled_requests=True))
+        assert fits(30 * 4, AdmissionRule(gate, has_scheduled_requests=False))
     assert fits(30 * 4, None)
     assert not fits(28 * 4, AdmissionRule(True), num_new=4)
     assert fits(28 * 4, AdmissionRule(False), num_new=4)
@@ -612,4 +613,170 @@ def test_check_finds_a_reference_without_a_holder() -> None:
     blocks.pop()
     blocks.append(pool_of(ledger(usable=4)).blocks[3])
     with pytest.raises(InvariantError, match="is of another pool"):
+        manager.check()
+
+
+# Many running requests in one call
+
+
+def test_one_call_allocates_for_many_running_requests() -> None:
+    manager = ledger(8)
+    requests = [admitted(manager, "a", 4), admitted(manager, "b", other(6)), admitted(manager, "c", other(8, 2))]
+    for req in requests:
+        req.append_token(7)
+    slots = manager.allocate_running(requests, [1, 1, 1])
+    new = slots.new_blocks
+    # b's token stays within its second block; the first five blocks are taken.
+    assert (slots.num_allocated, len(new)) == (3, 2)
+    assert (list(new.rows), list(new.groups), list(new.positions), list(new.block_ids)) == (
+        [0, 2],
+        [0, 0],
+        [1, 2],
+        [6, 7],
+    )
+    assert new.ids_by_row(1) == {0: ([6],), 2: ([7],)}
+    assert [ids(manager, req) for req in requests] == [[1, 6], [2, 3], [4, 5, 7]]
+
+
+def test_one_call_stops_at_the_first_request_that_does_not_fit() -> None:
+    manager = ledger(4)
+    requests = [admitted(manager, name, other(4, family)) for family, name in enumerate("abc")]
+    for req in requests:
+        req.append_token(7)
+    slots = manager.allocate_running(requests, [1, 1, 1])
+    assert (slots.num_allocated, slots.new_blocks.ids_by_row(1)) == (1, {0: ([4],)})
+    leave(manager, requests.pop())
+    # The blocks of c: room for b, when it asks again.
+    slots = manager.allocate_running(requests[1:], [1])
+    assert (slots.num_allocated, slots.new_blocks.ids_by_row(1)) == (1, {0: ([3],)})
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [full()],
+        [full(), window(8), window(8)],
+        [full(8), window(8)],
+        [full(), chunked(8)],
+        [full(), state()],
+        [full(), host(40)],
+        [full(), cross()],
+    ],
+)
+def test_one_call_takes_what_one_call_each_takes(specs: list[KVCacheSpec]) -> None:
+    one, many = hybrid(60, *specs), hybrid(60, *specs)
+    pairs = [(admitted(one, name, 6), admitted(many, name, 6)) for name in "ab"]
+    # Within a block, across one boundary, across several, with slots for drafts.
+    for num_new, lookahead in ((1, 0), (1, 0), (3, 0), (9, 0), (1, 4), (1, 0), (4, 0), (4, 0), (1, 6)):
+        expected: dict[int, tuple[list[int], ...]] = {}
+        for row, (a, twin) in enumerate(pairs):
+            for _ in range(num_new):
+                a.append_token(900 + row)
+                twin.append_token(900 + row)
+            new = one.allocate_slots(a, num_new, num_lookahead_tokens=lookahead)
+            assert new is not None
+            if not new.is_empty():
+                expected[row] = new.get_block_ids()
+        twins = [twin for _, twin in pairs]
+        slots = many.allocate_running(twins, [num_new, num_new], num_lookahead_tokens=lookahead)
+        assert (slots.num_allocated, slots.new_blocks.ids_by_row(len(specs))) == (2, expected)
+        assert snapshot(pool_of(many)) == snapshot(pool_of(one))
+        for a, twin in pairs:
+            assert (tables(many, twin), twin.quiet_end) == (tables(one, a), a.quiet_end)
+            a.num_computed_tokens += num_new
+            twin.num_computed_tokens += num_new
+        many.check()
+
+
+def test_flat_new_blocks_are_seen_without_a_copy() -> None:
+    manager = ledger(4)
+    a = admitted(manager, "a", 4)
+    a.append_token(7)
+    view = memoryview(manager.allocate_running([a], [1]).new_blocks.block_ids)
+    assert (view.format, view.itemsize, view.tolist()) == ("i", 4, [2])
+
+
+@pytest.mark.parametrize(
+    ("num_new", "lookahead", "problem"),
+    [
+        ([1], 0, "1 numbers for 2 requests"),
+        ([1, 1], -1, "num_lookahead_tokens=-1"),
+        ([1, 0], 0, "num_new_tokens=0: a step of request 'b' needs a token"),
+        ([1, 60], 0, "request 'b': 64 tokens are more than max_model_len=63"),
+    ],
+)
+def test_one_call_for_many_is_refused_before_anything_is_taken(
+    num_new: list[int], lookahead: int, problem: str
+) -> None:
+    manager = ledger(8, max_model_len=63)
+    requests = [admitted(manager, "a", 4), admitted(manager, "b", other(4))]
+    with pytest.raises(RequestError, match=problem):
+        manager.allocate_running(requests, num_new, num_lookahead_tokens=lookahead)
+    assert [ids(manager, req) for req in requests] == [[1], [2]]
+
+
+def test_one_call_for_many_refuses_a_request_without_blocks() -> None:
+    manager = ledger(8)
+    a, b = admitted(manager, "a", 4), request("b", 4)
+    with pytest.raises(UnknownRequestError, match="'b': holds no blocks"):
+        manager.allocate_running([a, b], [1, 1])
+    assert ids(manager, a) == [1]
+    # Nor does one that gave its blocks back go on as if it had them.
+    leave(manager, a)
+    with pytest.raises(UnknownRequestError, match="'a': holds no blocks"):
+        manager.allocate_running([a], [1])
+
+
+def test_a_refusal_leaves_its_numbers() -> None:
+    manager = ledger(usable=10, watermark=0.2)
+    assert manager.shortage is None
+    a = admitted(manager, "a", 24)
+    # The gate counts all 20 tokens, and a fifth of 11 blocks shall stay free.
+    assert admit(manager, request("b", other(20)), 8, admission=AdmissionRule()) is None
+    assert str(manager.shortage) == "needs 5 blocks for all its tokens, 4 free, watermark 2"
+    # Without the gate the step's 8 tokens are counted, beside what others count on.
+    rule = AdmissionRule(full_sequence_must_fit=False, reserved_blocks=1)
+    assert admit(manager, request("b", other(20)), 8, admission=rule) is None
+    assert str(manager.shortage) == "needs 2 blocks for the step, 4 free, watermark 2, 1 spoken for"
+    admit(manager, request("c", other(16, 3)))
+    a.append_token(1)
+    assert manager.allocate_slots(a, 1) is None
+    assert str(manager.shortage) == "needs 1 block for the step, 0 free"
+
+
+def test_totals_of_lookups_count_what_was_taken_too() -> None:
+    manager = ledger(usable=10)
+    for name in "abc":
+        found = manager.get_computed_blocks(request(name, 9))
+        leave(manager, admitted(manager, name, 9))
+        manager.record_prefix_lookup(request(name, 9), found.num_tokens, found)
+        manager.record_external_lookup(request(name, 9), found.num_tokens, 1)
+        if name != "c":
+            manager.take_prefix_cache_stats()
+    totals = manager.prefix_cache_totals()
+    assert (totals.requests, totals.queries, totals.hits) == (3, 27, 16)
+    # Behind hits of 0, 8 and 8 tokens.
+    assert (totals.external_requests, totals.external_queries, totals.external_hits) == (3, 9 + 1 + 1, 3)
+    assert manager.take_prefix_cache_stats().queries == 9
+
+
+def test_a_request_asks_only_when_its_blocks_fill_or_end() -> None:
+    manager = ledger(8)
+    a = admitted(manager, "a", 5)
+    # 5 tokens in 2 blocks of 4: up to 7 tokens nothing fills, the 8th fills the second block.
+    assert a.quiet_end == 7
+    decode(manager, a, 2)
+    assert (a.num_computed_tokens, cached_ids(manager)) == (7, [1])
+    decode(manager, a)
+    assert (a.quiet_end, cached_ids(manager)) == (8, [1, 2])
+    leave(manager, a)
+    assert a.quiet_end == 0
+
+
+def test_check_finds_a_request_that_asks_too_late() -> None:
+    manager = ledger(8)
+    a = admitted(manager, "a", 5)
+    manager.check()
+    a.quiet_end = 8
+    with pytest.raises(InvariantError, match="'a': quiet_end is out of date"):
         manager.check()

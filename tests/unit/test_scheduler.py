@@ -125,8 +125,8 @@ def test_workers_get_all_ids_of_a_new_request_and_only_new_ids_of_a_running_one(
     assert output.new_requests[0].block_ids == ([1, 2],)
     assert (output.new_requests[0].num_computed_tokens, output.new_requests[0].num_tokens) == (0, 7)
     assert output.new_requests[0].token_ids == list(range(7))
-    assert output.new_block_ids == [None]
-    assert [engine.step().new_block_ids for _ in range(3)] == [[None], [([3],)], [None]]
+    assert output.new_block_ids_by_request() == {}
+    assert [engine.step().new_block_ids_by_request() for _ in range(3)] == [{}, {"a": ([3],)}, {}]
     assert all(type(block_id) is int for block_id in engine.ids("a"))
 
 
@@ -136,7 +136,7 @@ def test_a_hit_starts_behind_what_is_computed_already() -> None:
     engine.run()
     engine.add("b", 11)
     output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([8], [3])
+    assert [*output.ranges_by_request().values()] == [(8, 11)]
     assert output.new_requests[0].block_ids[0][:2] == [1, 2]
 
 
@@ -375,12 +375,12 @@ def test_rejected_drafts_are_taken_back_and_accepted_ones_kept() -> None:
     engine.step()
     engine.scheduler.update_draft_tokens("a", [700_000] * 3)
     output = engine.step(accept=lambda request_id, num_drafts: 2)
-    assert output.num_scheduled_tokens == [4]
+    assert output.num_tokens_by_request() == {"a": 4}
     assert output.draft_token_ids == {"a": [700_000] * 3}
     # 1 sampled before, 2 accepted, 1 sampled now; all but the last are computed.
     assert (a.num_output_tokens, a.num_computed_tokens) == (4, 8)
     assert a.draft_token_ids == []
-    assert engine.step().num_scheduled_tokens == [1]
+    assert engine.step().num_tokens_by_request() == {"a": 1}
 
 
 def test_drafts_are_cut_to_the_budget_and_ignored_for_prompts_and_strangers() -> None:
@@ -401,7 +401,7 @@ def test_drafts_stop_before_max_model_len() -> None:
     engine.step()
     engine.scheduler.update_draft_tokens("a", [700_000] * 5)
     # Positions 5, 6 are computed; the token sampled after them is the 8th and last.
-    assert engine.step(accept=lambda request_id, num_drafts: num_drafts).num_scheduled_tokens == [2]
+    assert engine.step(accept=lambda request_id, num_drafts: num_drafts).num_tokens_by_request() == {"a": 2}
     assert engine.finished == {"a": "FINISHED_LENGTH"}
 
 
@@ -442,14 +442,14 @@ def test_a_padded_decode_waits_for_the_budget() -> None:
 def test_a_second_step_is_scheduled_before_the_first_is_back() -> None:
     engine = Engine(8, max_steps_in_flight=2)
     a = engine.add("a", 6, max_tokens=3)
-    assert engine.schedule().num_scheduled_tokens == [6]
+    assert engine.schedule().num_tokens_by_request() == {"a": 6}
     assert a.num_in_flight_tokens == 6
-    assert engine.schedule().num_scheduled_tokens == [1]
+    assert engine.schedule().num_tokens_by_request() == {"a": 1}
     assert (a.num_in_flight_tokens, a.num_output_placeholders, a.num_tokens) == (7, 2, 6)
     with pytest.raises(RequestError, match="2 steps are in flight; call update_from_output first"):
         engine.scheduler.schedule()
     assert engine.deliver()[0].new_token_ids == [800_006]
-    assert engine.schedule().num_scheduled_tokens == [1]
+    assert engine.schedule().num_tokens_by_request() == {"a": 1}
     # 3 output tokens are on their way: no fourth step is needed.
     engine.deliver()
     assert engine.schedule().request_ids == []
@@ -623,13 +623,45 @@ def test_steps_come_back_in_order_and_once() -> None:
     for output in (second, Engine(4).scheduler.schedule()):
         with pytest.raises(RequestError, match="is not the oldest step in flight; steps come back in order"):
             engine.scheduler.update_from_output(output, [[1]])
-    with pytest.raises(RequestError, match="0 lists for 1 scheduled requests"):
+    with pytest.raises(RequestError, match="sampled tokens for 0 requests, but 1 were scheduled"):
         engine.scheduler.update_from_output(first, [])
     engine.scheduler.update_from_output(first, [[1]])
     with pytest.raises(RequestError, match="not the oldest"):
         engine.scheduler.update_from_output(first, [[1]])
     engine.scheduler.update_from_output(second, [[1]])
     engine.check()
+
+
+def test_one_token_a_request_can_come_back_flat() -> None:
+    engine = Engine(8)
+    scheduler = engine.scheduler
+    for name, num_tokens in (("a", 4), ("b", 6), ("c", 5)):
+        engine.add(name, num_tokens, max_tokens=2)
+    output = scheduler.schedule()
+    end = scheduler.update_from_tokens(output, [11, 12, 13])
+    assert (end.finished, end.dropped_rows) == ([], [])
+    b, c = scheduler.get_request("b"), scheduler.get_request("c")
+    output = scheduler.schedule()
+    scheduler.abort("a")
+    end = scheduler.update_from_tokens(output, [21, 22, -1])
+    # a had gone, b reached its limit, and c sampled nothing.
+    assert end.dropped_rows == [0]
+    assert [(ended.request_id, ended.new_token_ids, ended.finish) for ended in end.finished] == [
+        ("b", [22], RequestStatus.FINISHED_LENGTH)
+    ]
+    assert (b.output_token_ids(), c.output_token_ids()) == ([12, 22], [13])
+    engine.check()
+
+
+def test_flat_tokens_are_one_a_request_of_the_oldest_step() -> None:
+    engine = Engine(8)
+    engine.add("a", 4)
+    output = engine.scheduler.schedule()
+    with pytest.raises(RequestError, match="sampled tokens for 2 requests, but 1 were scheduled"):
+        engine.scheduler.update_from_tokens(output, [1, 2])
+    engine.scheduler.update_from_tokens(output, [1])
+    with pytest.raises(RequestError, match="not the oldest"):
+        engine.scheduler.update_from_tokens(output, [1])
 
 
 def test_check_finds_a_request_in_the_wrong_place() -> None:

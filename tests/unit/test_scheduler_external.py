@@ -19,7 +19,7 @@ def test_a_synchronous_hit_is_loaded_within_the_step() -> None:
     engine.source.offers["a"] = ExternalHit(8)
     engine.add("a", 10)
     output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([8], [2])
+    assert [*output.ranges_by_request().values()] == [(8, 10)]
     assert engine.source.block_ids["a"] == [1, 2, 3]
     assert cached_ids(engine.manager) == [1, 2]
 
@@ -34,7 +34,7 @@ def test_an_offer_of_the_whole_prompt_leaves_one_token_to_compute(asynchronous: 
         assert output.request_ids == []
         engine.load("a")
         output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([7], [1])
+    assert [*output.ranges_by_request().values()] == [(7, 8)]
     engine.run()
     assert len(engine.tokens["a"]) == 2
 
@@ -46,7 +46,7 @@ def test_an_offer_is_asked_for_beyond_the_local_hit() -> None:
     engine.source.offers["b"] = ExternalHit(4)
     engine.add("b", 15)
     output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([12], [3])
+    assert [*output.ranges_by_request().values()] == [(12, 15)]
 
 
 def test_an_asynchronous_load_holds_blocks_and_computes_nothing_until_it_arrives() -> None:
@@ -60,7 +60,7 @@ def test_an_asynchronous_load_holds_blocks_and_computes_nothing_until_it_arrives
     assert cached_ids(engine.manager) == []
     engine.load("a")
     output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([8], [2])
+    assert [*output.ranges_by_request().values()] == [(8, 10)]
     assert output.new_requests[0].block_ids == ([1, 2, 3],)
     assert cached_ids(engine.manager) == [1, 2]
     assert engine.source.lookups == ["a"]
@@ -93,7 +93,7 @@ def test_a_failed_load_starts_over() -> None:
     engine.source.offers["a"] = ExternalHit(0)
     engine.load("a", 0)
     output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([0], [10])
+    assert [*output.ranges_by_request().values()] == [(0, 10)]
     engine.run()
     assert engine.finished == {"a": "FINISHED_LENGTH"}
 
@@ -120,7 +120,7 @@ def test_a_load_that_arrives_in_part_is_used_in_part() -> None:
     engine.step()
     engine.load("a", 6)
     output = engine.step()
-    assert (output.num_computed_tokens, output.num_scheduled_tokens) == ([6], [4])
+    assert [*output.ranges_by_request().values()] == [(6, 10)]
 
 
 def test_a_load_that_claims_more_than_asked_counts_as_what_was_asked() -> None:
@@ -134,7 +134,7 @@ def test_a_load_that_claims_more_than_asked_counts_as_what_was_asked() -> None:
     b = engine.scheduler.get_request("b")
     engine._write(b, engine.ids("b"), 8, 8)
     engine.scheduler.external_load_finished("b", 1000)
-    assert engine.step().num_computed_tokens == [8]
+    assert engine.step().ranges_by_request() == {"b": (8, 10)}
 
 
 def test_a_load_nobody_waits_for_changes_nothing() -> None:

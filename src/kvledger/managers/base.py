@@ -8,13 +8,14 @@ questions: which tokens are read no more, which cached blocks make a hit, how ma
 from abc import ABC, abstractmethod
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
 from kvledger.block import KVCacheBlock
 from kvledger.block_copies import BlockCopies
 from kvledger.block_pool import BlockPool
 from kvledger.managers.policy import GroupPolicy
-from kvledger.observer import LedgerObserver
+from kvledger.new_blocks import NewBlocks
+from kvledger.observer import GroupSizes, LedgerObserver
 from kvledger.prefix_index import PrefixIndex
 from kvledger.request import Request
 from kvledger.slot_ranges import SlotRanges
@@ -73,6 +74,7 @@ class SingleTypeKVCacheManager(ABC):
         self.block_size: Final = spec.block_size * ranks
         # A block's hash is the hash of its last unit.
         self.hashes_per_block: Final = self.block_size // policy.hash_block_size
+        self._sizes: Final = GroupSizes(self.block_size, policy.hash_block_size)
         self._copies: Final = context.copies
         self._observer: Final = context.observer
 
@@ -133,6 +135,10 @@ class SingleTypeKVCacheManager(ABC):
             num_blocks += 1
         return num_blocks
 
+    def num_blocks_alone(self, ranges: SlotRanges) -> int:
+        """Blocks that these ranges take of an empty pool. More than the pool has: they fit at no time."""
+        return self.num_blocks_to_take(self.make_held(), [], ranges)
+
     def ends_inside_block(self, hit: list[KVCacheBlock], local_end: int) -> bool:
         """Whether a hit of local_end tokens ends inside its last block, which must then be copied."""
         return len(hit) > 0 and local_end % self.block_size != 0
@@ -174,6 +180,28 @@ class SingleTypeKVCacheManager(ABC):
         taken.extend(self._extend(held, self.num_slots_wanted(ranges)))
         return taken
 
+    def grows_by_slots(self) -> bool:
+        """True if a running request takes blocks by grow() alone, because only its slots decide how many: there is a
+        block for each block_size of them, from the coordinator's pool. For classes that this module's rules for taking
+        blocks are true of; subclasses may have others, so each class answers for itself only.
+        """
+        return False
+
+    def grow(self, held: GroupBlocks, num_slots: i64, row: i32, new_blocks: NewBlocks) -> None:
+        """take_blocks where grows_by_slots, for a running request: what is new joins new_blocks as that row's."""
+        blocks = held.blocks
+        num_held: i64 = len(blocks)
+        missing: i64 = num_slots - num_held * self.block_size
+        if missing <= 0:
+            return
+        if missing <= self.block_size:
+            block = self.pool.get_new_block()
+            blocks.append(block)
+            new_blocks.add_one(row, self.group_id, i32(num_held), block.block_id)
+            return
+        taken = self._extend(held, num_slots)
+        new_blocks.add(row, self.group_id, taken, len(blocks))
+
     def release_skipped(self, held: GroupBlocks, num_processed_tokens: int) -> None:
         """Gives back blocks that are read no more; null blocks take their places.
 
@@ -187,6 +215,13 @@ class SingleTypeKVCacheManager(ABC):
         held.num_released_blocks = end
         blocks = held.blocks
         null = self.pool.null_block
+        if end == start + 1:
+            # What a decode step leaves behind: 1,000 instructions less than with the lists below.
+            block = blocks[start]
+            if block.block_id != 0:
+                blocks[start] = null
+                self.pool.free_block(block)
+            return
         freed: list[KVCacheBlock] = []
         for index in range(end - 1, start - 1, -1):
             if blocks[index].block_id != 0:
@@ -201,6 +236,27 @@ class SingleTypeKVCacheManager(ABC):
     def num_slots(self, held: GroupBlocks) -> int:
         """Tokens that the request has slots for. Below it, take_blocks has nothing to do."""
         return len(held.blocks) * self.block_size
+
+    def num_blocks_held(self, held: GroupBlocks) -> int:
+        """Blocks that the request holds, without null ones. O(blocks that are not released)."""
+        blocks = held.blocks
+        num_blocks = 0
+        for index in range(held.num_released_blocks, len(blocks)):
+            if blocks[index].block_id != 0:
+                num_blocks += 1
+        return num_blocks
+
+    def _num_blocks_behind_nulls(self, held: GroupBlocks) -> int:
+        """num_blocks_held where null blocks only stand first. O(1) once the first blocks were released."""
+        blocks = held.blocks
+        start = held.num_released_blocks
+        while start < len(blocks) and blocks[start].block_id == 0:
+            start += 1
+        return len(blocks) - start
+
+    def holds_all_blocks(self) -> bool:
+        """True if a request gives nothing back before it is freed, so that it holds most at its end."""
+        return False
 
     def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
         """Makes `twin`, which is empty, a second holder of what the first num_tokens tokens need.
@@ -247,33 +303,31 @@ class SingleTypeKVCacheManager(ABC):
         if num_full <= start:
             return
         keep = self.reachable(start, num_full, request)
-        hashes = request.block_hashes
-        per_block = self.hashes_per_block
         blocks = held.blocks
         cached: list[KVCacheBlock] = []
         for index in range(start, num_full):
             block = blocks[index]
-            if block.block_id == 0 or (keep is not None and not keep[index - start]):
-                continue
-            end = index + 1
-            if block.block_hash is not None and block.num_hash_tokens >= end * self.block_size:
-                continue  # shared by a fork from when it was full and not cached yet; the other holder was first
-            self.pool.cache_block(block, hashes[end * per_block - 1], self.group_id, end * self.block_size)
-            cached.append(block)
+            if (keep is None or keep[index - start]) and self._cache_block(block, request, index + 1):
+                cached.append(block)
         held.num_cached_blocks = num_full
         if cached:
             self.cached(request, cached)
+        if self._observer is not None:
+            size = self.block_size
+            self._observer.blocks_filled(request, self.group_id, cached, start * size, num_full * size, self._sizes)
 
     def cache_partial(self, block: KVCacheBlock, request: Request, num_tokens: int) -> None:
         """Makes a block a hit for the request's first num_tokens tokens, which end inside it at a hash unit."""
         block_hash = request.block_hashes[num_tokens // self.policy.hash_block_size - 1]
-        if self.pool.cache_partial_block(block, block_hash, self.group_id, num_tokens):
+        if not self.pool.cache_partial_block(block, block_hash, self.group_id, num_tokens):
+            return
+        if block.block_hash == block_hash:
             self.cached(request, [block])
+        if self._observer is not None:
+            self._observer.prefix_cached(request, self.group_id, block, num_tokens, self._sizes)
 
     def cached(self, request: Request, blocks: list[KVCacheBlock]) -> None:
-        """Called with blocks that were just made hits."""
-        if self._observer is not None:
-            self._observer.blocks_cached(request, self.group_id, blocks)
+        """Called with blocks that were just made hits. Nothing to do for most groups."""
 
     def reachable(self, start: int, end: int, request: Request) -> list[bool] | None:
         """Which of blocks [start, end) can ever be part of a hit; None: all of them."""
@@ -297,6 +351,15 @@ class SingleTypeKVCacheManager(ABC):
         return end
 
     # For subclasses
+
+    def _cache_block(self, block: KVCacheBlock, request: Request, end: int) -> bool:
+        """Makes the last of a request's first `end` blocks a hit. False where there is nothing to do."""
+        num_tokens = end * self.block_size
+        if block.block_id == 0 or (block.block_hash is not None and block.num_hash_tokens >= num_tokens):
+            return False  # null, or shared by a fork from when it was full but not cached; the other holder was first
+        block_hash = request.block_hashes[end * self.hashes_per_block - 1]
+        self.pool.cache_block(block, block_hash, self.group_id, num_tokens)
+        return True
 
     def _extend(self, held: GroupBlocks, num_slots: int) -> list[KVCacheBlock]:
         num_missing = cdiv(num_slots, self.block_size) - len(held.blocks)

@@ -27,6 +27,12 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
         return round_down(num_computed_tokens, self.chunk_size)
 
+    def grows_by_slots(self) -> bool:
+        return type(self) is ChunkedLocalAttentionManager
+
+    def num_blocks_held(self, held: GroupBlocks) -> int:
+        return self._num_blocks_behind_nulls(held)
+
     def next_release(self, held: GroupBlocks) -> int:
         return (held.num_released_blocks + 1) * self.block_size
 

@@ -31,6 +31,11 @@ class HostResidentManager(FullAttentionManager):
         num_needed = super().num_blocks_to_take(held, hit, ranges)
         return 0 if num_needed <= self.pool.num_free_blocks else self.device_pool.num_blocks + 1
 
+    def num_blocks_alone(self, ranges: SlotRanges) -> int:
+        """None of the device either; or more than it has, when the whole host pool does not suffice."""
+        num_needed = super().num_blocks_to_take(self.make_held(), [], ranges)
+        return 0 if num_needed <= self.pool.num_usable_blocks else self.device_pool.num_blocks + 1
+
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
         """As above: counted in the host pool, and more than the device has where that does not suffice."""
         num_needed = super().num_blocks_to_fork(held, num_tokens, num_forks)

@@ -259,6 +259,9 @@ class AlignedMambaManager(MambaManager):
         # A decode step with drafts passes positions whose tokens may be rejected (vLLM reserves and then fails there).
         if start >= ranges.prefill_end:
             return False
+        # Nor is there a name for a state behind the known tokens: a lone token may be padded with unknown drafts.
+        if self._checkpoint_position(ranges) > ranges.prefill_end:
+            return False
         # With sparse retention only the chunk that reaches the prompt's end keeps one.
         if end < (ranges.prefill_end if self.policy.retention_interval == 0 else 0):
             return False

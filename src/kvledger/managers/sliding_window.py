@@ -46,6 +46,12 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - self.num_behind)
 
+    def grows_by_slots(self) -> bool:
+        return type(self) is SlidingWindowManager
+
+    def num_blocks_held(self, held: GroupBlocks) -> int:
+        return self._num_blocks_behind_nulls(held)
+
     def next_release(self, held: GroupBlocks) -> int:
         return (held.num_released_blocks + 1) * self.block_size + self.num_behind
 
@@ -118,11 +124,11 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         num_needed = self.num_blocks_for_hit(self.policy.is_draft)
         # A draft looks one block past the boundary, so its tail ends one block later.
         shift = 1 if self.policy.is_draft else 0
+        per_segment = (alignment if interval < 0 else interval) // block_size
+        if interval != 0 and num_needed >= per_segment:
+            return None
         keep = [False] * (end - start)
         if interval != 0:
-            per_segment = (alignment if interval < 0 else interval) // block_size
-            if num_needed >= per_segment:
-                return None
             for index in range(max(start, shift), end):
                 keep[index - start] = (index - shift) % per_segment >= per_segment - num_needed
         if interval >= 0:

@@ -23,6 +23,9 @@ class UnsharedManager(SingleTypeKVCacheManager):
     def cache_blocks(self, held: GroupBlocks, request: Request, num_computed_tokens: int) -> None:
         """Nothing of it can become one."""
 
+    def holds_all_blocks(self) -> bool:
+        return True
+
     def next_caching(self, held: GroupBlocks) -> int:
         return NEVER
 

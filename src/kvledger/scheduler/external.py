@@ -50,14 +50,21 @@ class ExternalLoads:
     def __init__(self, lease_steps: int) -> None:
         self._lease_steps: Final = lease_steps
         self.loading: dict[str, Request] = {}
+        # Request id -> step that asked for it.
+        self._started_at: dict[str, int] = {}
         # Request id -> tokens of it that are valid now.
         self._arrived: dict[str, int] = {}
         # Aborted during its load: blocks stay held, because the load may still write them. -> step of the abort
         self.orphans: dict[str, Request] = {}
         self._orphaned_at: dict[str, int] = {}
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, step: int) -> None:
         self.loading[request.request_id] = request
+        self._started_at[request.request_id] = step
+
+    def started_at(self, request_id: str) -> int:
+        """The step that asked for the load of a request; 0 when it is not loading."""
+        return self._started_at.get(request_id, 0)
 
     def is_awaited(self, request_id: str) -> bool:
         """Whether a load of that request is under way and has not been reported."""
@@ -80,16 +87,24 @@ class ExternalLoads:
         num_valid = self._arrived.pop(request.request_id, None)
         if num_valid is not None:
             del self.loading[request.request_id]
+            del self._started_at[request.request_id]
         return num_valid
 
     def orphan(self, request: Request, step: int) -> bool:
         """Takes over a request that is aborted. False if its load is done, so that its blocks can be freed."""
         request_id = request.request_id
+        self._started_at.pop(request_id, None)
         if self.loading.pop(request_id, None) is None or self._arrived.pop(request_id, None) is not None:
             return False
         self.orphans[request_id] = request
         self._orphaned_at[request_id] = step
         return True
+
+    def lease_ends(self) -> int:
+        """The step that takes back the last of the orphans, if none reports before; 0 without a lease or an orphan."""
+        if self._lease_steps == 0 or not self._orphaned_at:
+            return 0
+        return max(list(self._orphaned_at.values())) + self._lease_steps
 
     def take_expired(self, step: int) -> list[Request]:
         """Orphans whose lease is over."""

@@ -1,15 +1,17 @@
-"""What a step carries to the workers and back: SchedulerOutput and RequestOutput.
+"""What a step carries to the workers and back: SchedulerOutput, RequestOutput and StepEnd.
 
 Workers get block ids and nothing else of the ledger. A new or resumed request comes with all its ids (its row is
-overwritten); a running one with only the new ids (they are appended), or None.
+overwritten); what running ones got is in new_blocks.
 """
 
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from librt.vecs import vec
+from mypy_extensions import i32, mypyc_attr
 
 from kvledger.block_copies import BlockCopy
 from kvledger.errors import RequestTooLargeError
+from kvledger.new_blocks import NewBlocks
 from kvledger.request import Request, RequestStatus
 
 
@@ -33,22 +35,26 @@ class NewRequestData:
 
 
 class SchedulerOutput:
-    """One step. Parallel lists over the scheduled requests: first the running ones, then the new and resumed ones.
+    """One step. Parallel rows over the scheduled requests: first the running ones, then the new and resumed ones.
 
-    request_ids[i] computes num_scheduled_tokens[i] tokens from num_computed_tokens[i] on. new_block_ids[i] is per group
-    and None when there is none; for new requests, whose ids are all in new_requests, it is None too.
+    request_ids[i] computes num_scheduled_tokens[i] tokens from num_computed_tokens[i] on; both are int32 arrays that
+    numpy sees without a copy: numpy.asarray(output.num_computed_tokens). The *_by_request methods say the same in
+    dictionaries, for tests and tools. Read only.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, num_groups: int) -> None:
         self.step: Final = step
+        self.num_groups: Final = num_groups
         self.request_ids: list[str] = []
-        self.num_scheduled_tokens: list[int] = []
-        self.num_computed_tokens: list[int] = []
-        self.new_block_ids: list[tuple[list[int], ...] | None] = []
+        self.num_scheduled_tokens: vec[i32] = vec[i32]()
+        self.num_computed_tokens: vec[i32] = vec[i32]()
+        # Of requests that the workers know already.
+        self.new_blocks: NewBlocks = NewBlocks()
         self.new_requests: list[NewRequestData] = []
         # Request id -> drafts verified in this step; -1 stands for one that the worker itself still knows best.
         self.draft_token_ids: dict[str, list[int]] = {}
         self.total_num_scheduled_tokens: int = 0
+        self.total_num_computed_tokens: int = 0
         # Since the last step: rows to drop. A preempted request comes back in new_requests.
         self.preempted_request_ids: list[str] = []
         self.finished_request_ids: list[str] = []
@@ -59,9 +65,32 @@ class SchedulerOutput:
         # request_ids resolved, for the scheduler when the step comes back.
         self.requests: list[Request] = []
 
+    def count_prompt_tokens(self) -> int:
+        """Tokens of prompts that the step computes, for the first time or again. O(requests)."""
+        num_tokens = 0
+        for row, request in enumerate(self.requests):
+            start = int(self.num_computed_tokens[row])
+            if start < request.num_prompt_tokens:
+                end = start + int(self.num_scheduled_tokens[row])
+                num_tokens += min(end, int(request.num_prompt_tokens)) - start
+        return num_tokens
+
     def num_tokens_by_request(self) -> dict[str, int]:
         """{request id: tokens scheduled}, in order."""
-        return dict(zip(self.request_ids, self.num_scheduled_tokens, strict=True))
+        return {request_id: end - start for request_id, (start, end) in self.ranges_by_request().items()}
+
+    def ranges_by_request(self) -> dict[str, tuple[int, int]]:
+        """{request id: (first position that it computes, position behind the last)}, in order."""
+        ranges: dict[str, tuple[int, int]] = {}
+        for row, request_id in enumerate(self.request_ids):
+            start = int(self.num_computed_tokens[row])
+            ranges[request_id] = (start, start + int(self.num_scheduled_tokens[row]))
+        return ranges
+
+    def new_block_ids_by_request(self) -> dict[str, tuple[list[int], ...]]:
+        """{request id: new block ids per group}: new_blocks, of the requests that got any."""
+        by_row = self.new_blocks.ids_by_row(self.num_groups)
+        return {self.request_ids[row]: ids for row, ids in by_row.items()}
 
 
 @mypyc_attr(acyclic=True)
@@ -72,3 +101,16 @@ class RequestOutput:
         self.request_id: Final = request_id
         self.new_token_ids: Final = new_token_ids
         self.finish: Final = finish
+
+
+@mypyc_attr(acyclic=True)
+class StepEnd:
+    """What became of a step that came back with one token a row, as update_from_tokens does.
+
+    `finished`: the requests that it ended. `dropped_rows`: rows whose token counts for nothing, because the request had
+    ended meanwhile, or was preempted and computes it again. All other requests have gained the token of their row.
+    """
+
+    def __init__(self) -> None:
+        self.finished: list[RequestOutput] = []
+        self.dropped_rows: list[int] = []

@@ -2,7 +2,9 @@
 
 from typing import Final
 
-from kvledger.kv_cache_blocks import KVCacheBlocks
+from librt.vecs import append
+from mypy_extensions import i64
+
 from kvledger.request import Request, RequestStatus
 from kvledger.scheduler.config import SchedulingPolicy
 from kvledger.scheduler.state import SchedulerState
@@ -26,6 +28,10 @@ class RunningPass:
         running = self._state.running
         index = 0
         while index < len(running) and step.token_budget > 0:
+            if not clips_chunks and not self._state.forked_ids:
+                index = self._add_quiet(step, index)
+                if index == len(running) or step.token_budget == 0:
+                    break
             request = running[index]
             num_new = _num_behind(request)
             if 0 < threshold < num_new:
@@ -37,28 +43,68 @@ class RunningPass:
             if num_new <= 0:
                 index += 1
                 continue
-            new_blocks = self._manager.allocate_slots(request, num_new, num_lookahead_tokens=self._num_lookahead_tokens)
-            if new_blocks is None:
+            if not self._allocate(step, request, num_new):
                 if request.draft_token_ids and self._state.pool_error(request, request.num_computed_tokens + num_new):
                     # The pool has no room for the drafts at all: go on without them.
                     request.draft_token_ids = []
                     continue
-                new_blocks = self._allocate_by_preempting(step, request, num_new)
-                if new_blocks is None:
+                if not self._allocate_by_preempting(step, request, num_new):
                     if request.status is RequestStatus.FINISHED_ERROR:
                         continue
                     break
                 index = running.index(request)
-            self._add(step, request, num_new, new_blocks)
+            self._add(step, request, num_new)
             index += 1
 
-    def _add(self, step: StepBuilder, request: Request, num_new: int, new_blocks: KVCacheBlocks) -> None:
+    def _add_quiet(self, step: StepBuilder, start: int) -> int:
+        """Schedules decodes from index `start` on for which the ledger has nothing to do; returns the first index of
+        another kind. One loop without a call, because nearly all requests of nearly all steps go through it.
+        """
+        running = self._state.running
+        num_ahead = 1 + self._num_lookahead_tokens
+        requests = step.output.requests
+        scheduled = step.output.num_scheduled_tokens
+        num_left: i64 = step.token_budget
+        first: i64 = start
+        index = first
+        end: i64 = min(len(running), start + step.token_budget)
+        while index < end:
+            request = running[index]
+            num_computed = request.num_computed_tokens
+            num_placeholders = request.num_output_placeholders
+            if (
+                request.num_tokens + num_placeholders - num_computed != 1
+                or num_computed + num_ahead > request.quiet_end
+                or request.is_prefill_chunk
+                or request.draft_token_ids
+                or (num_placeholders > 0 and _num_behind(request) == 0)
+            ):
+                break
+            requests.append(request)
+            scheduled = append(scheduled, 1)
+            index += 1
+        step.output.num_scheduled_tokens = scheduled
+        if index > first:
+            step.has_running = True
+            step.token_budget = num_left - (index - first)
+        return index
+
+    def _allocate(self, step: StepBuilder, request: Request, num_new: int) -> bool:
+        num_lookahead = self._num_lookahead_tokens
+        forked_ids = self._state.forked_ids
+        if forked_ids and request.request_id in forked_ids:
+            # The workers get all its blocks, not only the new ones.
+            return self._manager.allocate_slots(request, num_new, num_lookahead_tokens=num_lookahead) is not None
+        output = step.output
+        return self._manager.allocate_row(request, num_new, num_lookahead, len(output.requests), output.new_blocks)
+
+    def _add(self, step: StepBuilder, request: Request, num_new: int) -> None:
         forked_ids = self._state.forked_ids
         if forked_ids and request.request_id in forked_ids:
             forked_ids.discard(request.request_id)
             step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
         else:
-            step.add_running(request, num_new, new_blocks)
+            step.add(request, num_new)
         step.has_running = True
         if request.is_prefill_chunk:
             step.has_prefill = True
@@ -68,15 +114,15 @@ class RunningPass:
                 step.output.draft_token_ids[request.request_id] = request.draft_token_ids[:num_drafts]
             request.draft_token_ids = []
 
-    def _allocate_by_preempting(self, step: StepBuilder, request: Request, num_new: int) -> KVCacheBlocks | None:
-        """Preempts others until the slots fit. None when the request itself was preempted, or ended as too large."""
+    def _allocate_by_preempting(self, step: StepBuilder, request: Request, num_new: int) -> bool:
+        """Preempts others until the slots fit. False when the request itself was preempted, or ended as too large."""
         error = self._state.pool_error(request, request.num_computed_tokens + num_new)
         if error is not None:
             # Preempting everybody would not help, and starting over would end here again (vllm-project/vllm#39734).
             self._state.finish(request, RequestStatus.FINISHED_ERROR)
             self._state.sweep_running()
             step.output.errors[request.request_id] = error
-            return None
+            return False
         while True:
             victim = self._choose_victim()
             if step.remove(victim):
@@ -85,10 +131,9 @@ class RunningPass:
             self._state.preempt(victim, drop_stale_output=False)
             step.has_preempted = True
             if victim is request:
-                return None
-            new_blocks = self._manager.allocate_slots(request, num_new, num_lookahead_tokens=self._num_lookahead_tokens)
-            if new_blocks is not None:
-                return new_blocks
+                return False
+            if self._allocate(step, request, num_new):
+                return True
 
     def _choose_victim(self) -> Request:
         """The last one that started; under PRIORITY the least urgent, and of equals the one that runs longest."""

@@ -13,17 +13,22 @@ from typing import Final
 from kvledger.errors import RequestTooLargeError, require
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.request import Request, RequestStatus
+from kvledger.scheduler.accounting import RequestAccounting
 from kvledger.scheduler.config import SchedulerConfig
 from kvledger.scheduler.external import ExternalLoads
 from kvledger.scheduler.queues import make_request_queue
+from kvledger.scheduler.wait_log import WaitLog
 
 
 class SchedulerState:
     """All live requests of one scheduler, and what the workers have not been told yet."""
 
-    def __init__(self, manager: KVCacheManager, config: SchedulerConfig) -> None:
+    def __init__(
+        self, manager: KVCacheManager, config: SchedulerConfig, accounting: RequestAccounting | None = None
+    ) -> None:
         self.manager: Final = manager
         self.config: Final = config
+        self.accounting: Final = accounting
         self.requests: Final[dict[str, Request]] = {}
         self.running: Final[list[Request]] = []
         self.waiting: Final = make_request_queue(config.policy)
@@ -33,6 +38,7 @@ class SchedulerState:
         self.loads: Final = ExternalLoads(config.external_lease_steps)
         # Forked and running, but not yet sent to the workers.
         self.forked_ids: Final[set[str]] = set()
+        self.wait_log: Final = WaitLog()
         self.preempted_ids: list[str] = []
         self.finished_ids: list[str] = []
         self.num_preemptions: int = 0
@@ -41,15 +47,40 @@ class SchedulerState:
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.waiting_holders)
 
+    def num_blocks_held_by_orphans(self) -> int:
+        """Blocks of aborted requests whose external load never reported."""
+        num_blocks = 0
+        for orphan in self.loads.orphans.values():
+            num_blocks += self.manager.num_blocks_held(orphan)
+        return num_blocks
+
+    def num_blocks_held_by_waiting(self) -> int:
+        """Blocks of requests that wait, for a load or to go on after one: held, and not to be had by preempting."""
+        num_blocks = 0
+        for request in self.waiting_holders.requests():
+            num_blocks += self.manager.num_blocks_held(request)
+        return num_blocks
+
     def waiting_requests(self) -> list[Request]:
         """Everything that waits, in the order of admission."""
         return self.waiting_holders.requests() + self.waiting.requests()
+
+    def add(self, request: Request) -> None:
+        """A fresh request waits."""
+        request.waiting_since_step = self.wait_log.next_step
+        request.num_computed_before = 0
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+        if self.accounting is not None:
+            self.accounting.add(request)
 
     def start(self, request: Request, num_new_tokens: int) -> None:
         """A request that was taken out of its queue runs from this step on."""
         request.status = RequestStatus.RUNNING
         request.is_prefill_chunk = request.num_computed_tokens + num_new_tokens < request.num_tokens
         self.running.append(request)
+        if self.accounting is not None:
+            self.accounting.run(request)
 
     def start_fork(self, child: Request, num_computed_tokens: int) -> None:
         """A fork runs from the next step on."""
@@ -58,15 +89,21 @@ class SchedulerState:
         self.requests[child.request_id] = child
         self.running.append(child)
         self.forked_ids.add(child.request_id)
+        if self.accounting is not None:
+            self.accounting.add_fork(child)
 
     def preempt(self, request: Request, drop_stale_output: bool) -> None:
         """Takes a running request's blocks; it keeps its tokens and waits to start over."""
-        if self.running[-1] is request:
-            self.running.pop()
-        else:
-            self.running.remove(request)
+        place = len(self.running) - 1
+        if self.running[place] is not request:
+            place = self.running.index(request)
+        del self.running[place]
+        self.wait_log.preempt(request, place, self.manager.shortage)
+        if self.accounting is not None:
+            self.accounting.preempt(request)
         self.manager.free(request)
         request.status = RequestStatus.PREEMPTED
+        request.num_computed_before = max(request.num_computed_before, request.num_computed_tokens)
         request.num_computed_tokens = 0
         request.draft_token_ids = []
         # What is in flight counts for nothing any more. Output that must be dropped stays so until it is drained.
@@ -89,6 +126,8 @@ class SchedulerState:
             self.waiting.discard(request)
             self.waiting_holders.discard(request)
         request.status = status
+        if self.accounting is not None:
+            self.accounting.finish(request)
         if not keep_blocks and self.manager.holds_blocks(request):
             self.manager.free(request)
         self.forked_ids.discard(request.request_id)
@@ -120,6 +159,8 @@ class SchedulerState:
     def check(self) -> None:
         """Proves that every request is where its status says, and every layer below."""
         self.manager.check()
+        if self.accounting is not None:
+            self.accounting.check()
         waiting = self.waiting_requests()
         require(len(waiting) + len(self.running) == len(self.requests), "a request is in no queue, or in two")
         require(len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs")

@@ -7,6 +7,7 @@ from kvledger.request import Request, RequestStatus
 from kvledger.scheduler.external import ExternalKVSource
 from kvledger.scheduler.state import SchedulerState
 from kvledger.scheduler.step import StepBuilder
+from kvledger.scheduler.wait_reason import WaitReason
 
 
 class Candidate:
@@ -20,6 +21,8 @@ class Candidate:
         self.asynchronous: Final = asynchronous
         num_local = request.num_computed_tokens if hit is None else hit.num_tokens
         self.num_computed: Final = num_local + num_external
+        # If it is not admitted.
+        self.wait_reason: WaitReason = WaitReason.BLOCKS
 
 
 class WaitingPass:
@@ -33,21 +36,26 @@ class WaitingPass:
 
     def schedule(self, step: StepBuilder) -> None:
         state = self._state
+        log = state.wait_log
         threshold = state.long_prefill_threshold()
         skipped: list[Request] = []
+        log.ended_by = WaitReason.MAX_NUM_SEQS
         while step.token_budget > 0 and len(state.running) < self._config.max_num_seqs:
             queue = state.waiting_holders if len(state.waiting_holders) > 0 else state.waiting
             if len(queue) == 0:
                 break
             request = queue.pop()
-            candidate = self._look_up(request) if self._is_ready(request) else None
+            hindrance = self._hindrance(request)
+            candidate = self._look_up(request) if hindrance is None else None
             if candidate is None:
+                log.pass_over(request, WaitReason.EXTERNAL_LOOKUP if hindrance is None else hindrance)
                 skipped.append(request)
                 continue
             num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
             if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
                 error = state.pool_error(request, request.num_tokens)
                 if error is None:
+                    log.block(request, candidate.wait_reason)
                     skipped.append(request)
                     break
                 # It generated more than the pool takes before it was preempted: waiting cannot help.
@@ -57,37 +65,45 @@ class WaitingPass:
             request.num_computed_tokens = candidate.num_computed
             if candidate.asynchronous:
                 request.status = RequestStatus.WAITING_FOR_EXTERNAL_KV
-                state.loads.start(request)
+                state.loads.start(request, step.output.step)
+                log.pass_over(request, WaitReason.EXTERNAL_LOAD)
                 skipped.append(request)
                 continue
             state.start(request, num_new)
             step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
             if num_new > request.num_tokens - candidate.num_computed:
                 step.output.draft_token_ids[request.request_id] = [-1] * self._config.num_speculative_tokens
+        if step.token_budget <= 0 and log.blocker is None:
+            log.ended_by = WaitReason.TOKEN_BUDGET
+        log.token_budget_left = step.token_budget
         for request in reversed(skipped):
             holds = self._manager.holds_blocks(request)
             (state.waiting_holders if holds else state.waiting).add_first(request)
 
-    def _is_ready(self, request: Request) -> bool:
-        """False for a request that must be passed over in this step."""
+    def _hindrance(self, request: Request) -> WaitReason | None:
+        """Why a request must be passed over in this step; None when it need not."""
         if request.status is RequestStatus.WAITING_FOR_EXTERNAL_KV:
             num_valid = self._state.loads.take_arrival(request)
             if num_valid is None:
-                return False
+                return WaitReason.EXTERNAL_LOAD
             self._end_load(request, num_valid)
-        # Its output is still to be delivered: computing the same positions again could sample them differently.
-        return request.num_stale_tokens == 0 or request.drops_stale_output
+        if request.num_stale_tokens > 0 and not request.drops_stale_output:
+            # Its output is still to be delivered: computing the same positions again could sample them differently.
+            return WaitReason.STALE_OUTPUT
+        return None
 
     def _end_load(self, request: Request, num_valid_tokens: int) -> None:
         request.status = RequestStatus.PREEMPTED if request.num_preemptions > 0 else RequestStatus.WAITING
         if num_valid_tokens <= 0:
             self._manager.free(request)
             request.num_computed_tokens = 0
-            return
-        num_valid = min(num_valid_tokens, request.num_computed_tokens)
-        self._manager.cache_blocks(request, num_valid)
-        # The last token is computed again: its logits are needed.
-        request.num_computed_tokens = min(num_valid, request.num_tokens - 1)
+        else:
+            num_valid = min(num_valid_tokens, request.num_computed_tokens)
+            self._manager.cache_blocks(request, num_valid)
+            # The last token is computed again: its logits are needed.
+            request.num_computed_tokens = min(num_valid, request.num_tokens - 1)
+        if self._state.accounting is not None:
+            self._state.accounting.load(request)
 
     def _look_up(self, request: Request) -> Candidate | None:
         """What the prefix cache and the external source have. None while the source does not know yet."""
@@ -122,21 +138,28 @@ class WaitingPass:
             # A lone decode joins a batch of decodes that verify drafts: it is padded with unknown drafts, so that every
             # row has the same length (CUDA graphs need that), or it waits.
             if padded > step.token_budget:
-                return 0
+                return self._wait(candidate, WaitReason.PADDED_DECODE, padded)
             # What does not get through in whole is not padded.
             return padded if self._clip(candidate, padded) == padded else self._clip(candidate, 1)
         if 0 < threshold < num_new:
             num_new = threshold
         if not config.enable_chunked_prefill and num_new > step.token_budget:
-            return 0
+            return self._wait(candidate, WaitReason.WHOLE_PROMPT, num_new)
         return self._clip(candidate, min(num_new, step.token_budget))
 
     def _clip(self, candidate: Candidate, num_new: int) -> int:
         if not self._manager.clips_chunks:
             return num_new
-        return self._manager.clip_chunk(
+        clipped = self._manager.clip_chunk(
             candidate.request, candidate.num_computed, num_new, self._config.max_prefill_chunk
         )
+        return clipped if clipped > 0 else self._wait(candidate, WaitReason.CHUNK_CLIPPED, num_new)
+
+    def _wait(self, candidate: Candidate, reason: WaitReason, num_tokens: int) -> int:
+        """No tokens for this candidate, which wanted so many."""
+        candidate.wait_reason = reason
+        self._state.wait_log.num_tokens_wanted = num_tokens
+        return 0
 
     def _allocate(self, candidate: Candidate, num_new: int) -> bool:
         request = candidate.request
@@ -155,12 +178,20 @@ class WaitingPass:
             admission=rule,
         )
         if blocks is None:
+            shortage = self._manager.shortage
+            assert shortage is not None
+            self._state.wait_log.shortage = shortage
+            is_written = shortage.num_needed > self._manager.num_usable_blocks and not shortage.is_host_pool
+            candidate.wait_reason = WaitReason.HIT_IN_WRITING if is_written else WaitReason.BLOCKS
             return False
         if candidate.hit is not None:
             self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
             if self._source is not None:
+                self._manager.record_external_lookup(request, candidate.hit.num_tokens, candidate.num_external)
                 block_ids = self._manager.get_block_ids(request.request_id)
                 self._source.allocated(request, block_ids, candidate.num_external)
+            if self._state.accounting is not None:
+                self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
         return True
 
     def _num_blocks_spoken_for(self, request: Request) -> int:

@@ -1,8 +1,12 @@
 """A group in host memory: its own pool, its own count; blocks of 4 tokens."""
 
+import pytest
+
 from kvledger import AdmissionRule, BlockPool, KVCacheManager
+from kvledger.errors import RequestTooLargeError
+from kvledger.scheduler import Scheduler, SchedulerConfig
 from tests.groups import compute, full, held, host, hybrid, managers_of, tables, window
-from tests.helpers import admit, admitted, hit, leave, pool_of, request, snapshot
+from tests.helpers import admit, admitted, hit, leave, other, pool_of, request, snapshot
 
 
 def host_pool(manager: KVCacheManager) -> BlockPool:
@@ -98,3 +102,17 @@ def test_a_fork_that_the_host_cannot_back_changes_nothing() -> None:
     before = [snapshot(pool) for pool in (pool_of(manager), host_pool(manager))]
     assert manager.fork(a, a.twin("b")) is None
     assert [snapshot(pool) for pool in (pool_of(manager), host_pool(manager))] == before
+
+
+def test_a_busy_host_pool_is_waited_for_and_a_small_one_is_an_error() -> None:
+    manager = hybrid(20, full(), host(3), max_model_len=64)
+    scheduler = Scheduler(manager, SchedulerConfig(max_num_seqs=8))
+    with pytest.raises(RequestTooLargeError, match="request 'large': 9 tokens need"):
+        scheduler.add_request(request("large", 9))
+    scheduler.add_request(request("a", other(7, 1), max_tokens=1))
+    scheduler.add_request(request("b", other(7, 2), max_tokens=1))
+    output = scheduler.schedule()
+    assert (output.request_ids, output.errors) == (["a"], {})
+    assert str(scheduler.explain("b")) == "'b' waits: needs more blocks for all its tokens than are free in host memory"
+    scheduler.update_from_tokens(output, [1])
+    assert scheduler.schedule().request_ids == ["b"]

@@ -9,6 +9,7 @@ from kvledger.managers.mamba import StateBlocks, checkpoint_position
 from kvledger.managers.policy import DraftRule
 from tests.groups import chunks, compute, full, held, hybrid, managers_of, record_of, state, tables
 from tests.helpers import admit, admitted, draft, hit, leave, pool_of, request, snapshot
+from tests.tables import Stack
 
 # Mode "none"
 
@@ -321,6 +322,20 @@ def test_no_checkpoint_in_a_decode_step_whose_drafts_cross_one() -> None:
     assert record.checkpoint == 0
     assert held(manager, a)[1] <= num_before + 1
     manager.check()
+
+
+def test_no_checkpoint_behind_a_lone_token_that_is_padded_with_drafts() -> None:
+    stack = Stack(16, full(2), state(2, drafts=2, checkpoint=2), num_speculative_tokens=2)
+    stack.add("a", 9)
+    stack.steps(2)
+    # Its one token and 2 drafts cross a block, whose tokens nobody knows yet.
+    stack.add("b", [7])
+    output = stack.step()
+    assert output.num_tokens_by_request() == {"a": 1, "b": 3}
+    record = record_of(stack.manager, output.requests[1], 1)
+    assert isinstance(record, StateBlocks)
+    assert record.checkpoint == 0
+    assert hit(stack.manager, request("c", [7, 8, 9, 10])) == 0
 
 
 def test_two_steps_in_flight_hold_one_state_more_than_is_reserved() -> None:
