@@ -56,7 +56,7 @@ def layout_choice(specs: Specs, group_size: int, limits: RequestLimits) -> Layou
         group_size,
         len(layout.groups),
         slots - len(specs),
-        blocks_per_request(layout, limits) * page * group_size,
+        blocks_per_request(layout.groups, limits) * page * group_size,
         ideal,
     )
 

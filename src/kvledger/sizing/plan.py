@@ -6,7 +6,7 @@ from kvledger.models.facts import ModelFacts
 from kvledger.models.shards import Ranks
 from kvledger.models.weights import rank_weight_bytes
 from kvledger.sizing.engine import EngineSettings, engine_settings
-from kvledger.sizing.gpus import GIB, Gpu
+from kvledger.sizing.gpus import Gpu
 from kvledger.sizing.groups import GroupLayout, group_layers
 from kvledger.sizing.memory import NOTHING_MEASURED, MeasuredMemory, MemoryBudget, StageLoad, memory_budget
 from kvledger.sizing.options import AUTO_LENGTH, EngineOptions
@@ -15,7 +15,9 @@ from kvledger.sizing.pool import (
     WorkerPool,
     blocks_per_request,
     longest_that_fits,
+    no_memory_message,
     pipeline_stages,
+    too_long_message,
     worker_pool,
 )
 from kvledger.sizing.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
@@ -92,7 +94,7 @@ class Plan:
     @property
     def blocks_per_request(self) -> int:
         """Blocks of one request of max_model_len."""
-        return blocks_per_request(self.layout, self.limits)
+        return blocks_per_request(self.layout.groups, self.limits)
 
     @property
     def max_concurrency(self) -> float:
@@ -152,7 +154,9 @@ def judged(plan: Plan) -> Plan:
         return replace(plan, estimated_max_len=plan.max_model_len)
     starved = next((worker for worker in plan.workers if worker.available_bytes <= worker.bytes_per_block), None)
     if starved is not None and starved.num_layers:
-        return replace(plan, error=Refusal(NO_MEMORY, no_memory_message(plan, starved)))
+        return replace(
+            plan, error=Refusal(NO_MEMORY, no_memory_message(starved.available_bytes, on_stage(plan, starved)))
+        )
     estimated = estimate_max_len(plan, plan.max_model_len)
     plan = replace(plan, estimated_max_len=estimated)
     if plan.request.options.max_model_len == AUTO_LENGTH:
@@ -161,7 +165,8 @@ def judged(plan: Plan) -> Plan:
     short = next((worker for worker in plan.workers if worker.num_layers and not worker.fits(blocks)), None)
     if short is None:
         return plan
-    return replace(plan, error=Refusal(DOES_NOT_FIT, too_long_message(plan, short, estimated)))
+    message = too_long_message(short, blocks, plan.max_model_len, estimated, on_stage(plan, short))
+    return replace(plan, error=Refusal(DOES_NOT_FIT, message))
 
 
 def estimate_max_len(plan: Plan, longest: int) -> int:
@@ -169,28 +174,10 @@ def estimate_max_len(plan: Plan, longest: int) -> int:
 
     def fits(length: int) -> bool:
         limits = request_limits(plan.request.options, plan.settings, length)
-        blocks = blocks_per_request(plan.layout, limits)
+        blocks = blocks_per_request(plan.layout.groups, limits)
         return all(worker.fits(blocks) for worker in plan.workers if worker.num_layers)
 
     return longest_that_fits(longest, fits)
-
-
-def no_memory_message(plan: Plan, worker: WorkerPool) -> str:
-    return (
-        f"No available memory for the cache blocks: {worker.available_bytes / GIB:,.2f} GiB are left"
-        f"{on_stage(plan, worker)} after weights and activations. Raise gpu_memory_utilization, lower "
-        "max_num_batched_tokens, or use more or larger GPUs."
-    )
-
-
-def too_long_message(plan: Plan, worker: WorkerPool, estimated: int) -> str:
-    needed = worker.needed_bytes(plan.blocks_per_request)
-    usable = worker.available_bytes - worker.bytes_per_block
-    estimate = f" The estimated maximum model length is {estimated:,}." if estimated else ""
-    return (
-        f"One request of max_model_len {plan.max_model_len:,} needs {needed / GIB:,.2f} GiB of KV cache"
-        f"{on_stage(plan, worker)} and {usable / GIB:,.2f} GiB are available.{estimate}"
-    )
 
 
 def on_stage(plan: Plan, worker: WorkerPool) -> str:

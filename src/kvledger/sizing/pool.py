@@ -3,11 +3,12 @@
 num_blocks counts the null block, which no request gets; the check that one request fits leaves it out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from kvledger.errors import wrong_value
+from kvledger.sizing.gpus import GIB
 from kvledger.sizing.groups import GroupLayout, Specs
 from kvledger.spec import KVCacheGroupSpec
 from kvledger.units import cdiv
@@ -30,9 +31,9 @@ def blocks_of_group(group: KVCacheGroupSpec, limits: RequestLimits) -> int:
     return group.max_admission_blocks(length, limits.max_in_flight_tokens)
 
 
-def blocks_per_request(layout: GroupLayout, limits: RequestLimits) -> int:
+def blocks_per_request(groups: Sequence[KVCacheGroupSpec], limits: RequestLimits) -> int:
     """Blocks of one request over all groups, which take them from one pool."""
-    return sum(blocks_of_group(group, limits) for group in layout.groups)
+    return sum(blocks_of_group(group, limits) for group in groups)
 
 
 def longest_that_fits(longest: int, fits: Callable[[int], bool]) -> int:
@@ -65,6 +66,32 @@ class WorkerPool:
     def fits(self, blocks: int) -> bool:
         """Whether a request of that many blocks fits beside the null block."""
         return self.needed_bytes(blocks) <= self.available_bytes - self.bytes_per_block
+
+
+def no_memory_message(available_bytes: int, where: str = "") -> str:
+    """`where`: " on pipeline stage 1", if it matters."""
+    return (
+        f"No available memory for the cache blocks: {available_bytes / GIB:,.2f} GiB are left{where} after weights and "
+        "activations. Raise gpu_memory_utilization, lower max_num_batched_tokens, or use more or larger GPUs."
+    )
+
+
+def too_long_message(pool: WorkerPool, blocks: int, max_model_len: int, estimated: int, where: str = "") -> str:
+    """One request of max_model_len takes `blocks` blocks and the pool has fewer; `estimated` tokens would fit."""
+    usable = pool.available_bytes - pool.bytes_per_block
+    estimate = f" The estimated maximum model length is {estimated:,}." if estimated else ""
+    return (
+        f"One request of max_model_len {max_model_len:,} needs {pool.needed_bytes(blocks) / GIB:,.2f} GiB of KV cache"
+        f"{where} and {usable / GIB:,.2f} GiB are available.{estimate}"
+    )
+
+
+def capacity_lines(num_tokens: int, max_model_len: int, max_concurrency: float) -> tuple[str, str]:
+    """The two lines that an engine prints at start."""
+    return (
+        f"GPU KV cache size: {num_tokens:,} tokens",
+        f"Maximum concurrency for {max_model_len:,} tokens per request: {max_concurrency:.2f}x",
+    )
 
 
 def worker_pool(

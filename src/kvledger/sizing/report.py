@@ -14,7 +14,7 @@ from kvledger.sizing.layout import WORTH_MORE_GROUPS, LayoutChoice, LayoutCompar
 from kvledger.sizing.logs import LogCheck
 from kvledger.sizing.memory import MemoryBudget
 from kvledger.sizing.plan import Plan
-from kvledger.sizing.pool import blocks_of_group
+from kvledger.sizing.pool import blocks_of_group, capacity_lines
 from kvledger.sizing.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
 from kvledger.sizing.request import RequestHolding
 from kvledger.sizing.view import PlanView, block_range, group_words
@@ -44,7 +44,7 @@ def plan_report(view: PlanView, *, with_steps: bool) -> Group:
     if view.plan.keeps_nothing:
         parts.append(Text("No layer keeps a KV cache: 1 block, the null block."))
     else:
-        parts += [groups_table(view.plan), *memory_parts(view.plan), *capacity_lines(view.plan)]
+        parts += [groups_table(view.plan), *memory_parts(view.plan), *capacity_part(view.plan)]
     if view.holding is not None:
         parts.append(holding_lines(view))
     if view.layouts is not None:
@@ -169,16 +169,13 @@ def memory_bar(budget: MemoryBudget) -> Text:
     return bar.append("]")
 
 
-def capacity_lines(plan: Plan) -> Iterator[RenderableType]:
+def capacity_part(plan: Plan) -> Iterator[RenderableType]:
     """The two lines that vLLM prints at start, and the range behind them."""
     if not plan.num_blocks:
         return
     text = Text("\n")
-    text.append(f"GPU KV cache size: {plan.kv_cache_tokens:,} tokens\n", style="bold")
-    text.append(
-        f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x\n",
-        style="bold",
-    )
+    for line in capacity_lines(plan.kv_cache_tokens, plan.max_model_len, plan.max_concurrency):
+        text.append(line + "\n", style="bold")
     low, high = block_range(plan)
     text.append(f"{plan.num_blocks:,} blocks of {size_words(plan.bytes_per_block)}")
     if low != high:

@@ -32,13 +32,13 @@ def request_holding(plan: Plan, prompt: int, output: int) -> RequestHolding:
     reading = request_limits(options, plan.settings, prompt)
     # A decoding request has one token in each batch that is in flight.
     limits = replace(reading, max_model_len=tokens, max_in_flight_tokens=concurrent_batches(options))
-    blocks = blocks_per_request(plan.layout, limits)
+    blocks = blocks_per_request(plan.layout.groups, limits)
     fixed = sum(blocks_of_group(group, limits) for group in plan.layout.groups if not group.spec.shards_over_context)
     usable = plan.num_blocks - 1
     return RequestHolding(
         tokens,
         blocks,
-        max(blocks, blocks_per_request(plan.layout, reading)),
+        max(blocks, blocks_per_request(plan.layout.groups, reading)),
         blocks * plan.bytes_per_block,
         blocks / usable if usable > 0 else 0.0,
         usable // blocks if blocks else 0,

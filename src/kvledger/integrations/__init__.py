@@ -1,0 +1,1 @@
+"""kvledger inside other people's engines and models, one module for each."""
