@@ -5,51 +5,25 @@ Everything about typer is here and in replay_options.py. What is heavy to import
 """
 
 import gc
-import inspect
-import re
 import sys
-from contextlib import closing
-from dataclasses import fields
-from typing import TYPE_CHECKING, get_type_hints
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import typer
 
+from kvledger.cli.options_command import OptionsCommand, in_option_words
 from kvledger.cli.replay_options import ReplayOptions
 from kvledger.errors import ConfigError, wrong_value
 
 if TYPE_CHECKING:
     from kvledger.cli.replay_engine import ReplayEngine
+    from kvledger.events import LedgerEvents
     from kvledger.replay.arrivals import Arrivals
     from kvledger.replay.result import ReplayResult
     from kvledger.replay.scheduled import ScheduledReplay
     from kvledger.replay.sequential import SequentialReplay
     from kvledger.replay.trace_reader import TraceReader
-
-
-class _ReplayCommand:
-    """The command as typer wants it: a callable whose signature lists the options."""
-
-    __name__ = "replay"
-
-    def __init__(self) -> None:
-        hints = get_type_hints(ReplayOptions, include_extras=True)
-        self.__annotations__ = hints
-        self.__signature__ = inspect.Signature(
-            [
-                inspect.Parameter(
-                    option.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=option.default,
-                    annotation=hints[option.name],
-                )
-                for option in fields(ReplayOptions)
-            ]
-        )
-
-    def __call__(self, **values: object) -> None:
-        import msgspec
-
-        run(msgspec.convert(values, ReplayOptions))
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +33,7 @@ def register(app: typer.Typer) -> None:
         help="Replay recorded traffic through the real scheduler and ledger, without a GPU.\n\n"
         "Prints hit rates, preemptions, pool usage and simulated latencies. Formats, options and the step-time model "
         "are explained in docs/replay.md.",
-    )(_ReplayCommand())
+    )(OptionsCommand("replay", ReplayOptions, run))
 
 
 def run(options: ReplayOptions) -> None:
@@ -81,9 +55,13 @@ def replay(options: ReplayOptions) -> "ReplayResult":
         engine = make_engine(options)
         reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
         with closing(reader.lines):
-            result = _run_with_progress(_make_replay(options, engine, reader), reader)
+            # What can be wrong is refused first: opening a recording empties it, and a socket waits for a subscriber.
+            arrivals = _arrivals(options, reader)
+            with _events(options, engine) as events:
+                driver = _make_replay(options, engine, arrivals, events)
+                result = _run_with_progress(driver, reader, options.log_interval > 0)
     except ConfigError as error:
-        raise typer.BadParameter(_in_option_words(str(error))) from error
+        raise typer.BadParameter(in_option_words(str(error))) from error
     result.trace = options.trace or "bundled sample"
     result.format = reader.name
     result.hash = options.hash if engine.enable_caching else "off"
@@ -95,10 +73,33 @@ def replay(options: ReplayOptions) -> "ReplayResult":
     return result
 
 
+@contextmanager
+def _events(options: ReplayOptions, engine: "ReplayEngine") -> "Iterator[LedgerEvents | None]":
+    """What --events opens, closed when the replay is done. EventError when not everything could be sent."""
+    if options.events is None:
+        yield None
+        return
+    from kvledger.cli.replay_events import CLOSE_S, open_events
+    from kvledger.events import EventError
+
+    if not engine.enable_caching:
+        raise wrong_value("events", options.events, "nothing is cached, so there are none", "leave it out")
+    events = open_events(options.events, options.hash, engine.layout.config(engine.num_blocks))
+    try:
+        yield events
+    except BaseException:
+        with suppress(EventError):
+            events.close()
+        raise
+    events.close(CLOSE_S)
+
+
 def _make_replay(
-    options: ReplayOptions, engine: "ReplayEngine", reader: "TraceReader"
+    options: ReplayOptions, engine: "ReplayEngine", arrivals: "Arrivals", events: "LedgerEvents | None"
 ) -> "ScheduledReplay | SequentialReplay":
+    from kvledger.prompt_split import MissConfig
     from kvledger.replay.config import ReplayConfig
+    from kvledger.replay.log import ReplayLog
     from kvledger.replay.prompts import make_prompt_maker
     from kvledger.replay.scheduled import ScheduledReplay
     from kvledger.replay.sequential import SequentialReplay
@@ -119,13 +120,21 @@ def _make_replay(
         check=options.check,
         scheduler=scheduler,
         layout=engine.layout,
+        events=events,
+        explain_misses=MissConfig(max_evicted_blocks=options.remember_evictions)
+        if options.remember_evictions
+        else None,
     )
     maker = make_prompt_maker(options.hash, config.hash_block_size)
-    arrivals = _arrivals(options, reader)
     if options.sequential:
         return SequentialReplay(arrivals, maker, config)
     step_time = StepTimeModel(engine.work, engine.gpu, engine.num_gpus, options.step_overhead / 1000.0)
-    return ScheduledReplay(arrivals, maker, config, step_time)
+    log = ReplayLog(options.log_interval, _write_line) if options.log_interval > 0 else None
+    return ScheduledReplay(arrivals, maker, config, step_time, log)
+
+
+def _write_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":
@@ -143,11 +152,14 @@ def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":
     return arrivals if options.limit is None else LimitedArrivals(arrivals, options.limit)
 
 
-def _run_with_progress(replay: "ScheduledReplay | SequentialReplay", reader: "TraceReader") -> "ReplayResult":
+def _run_with_progress(
+    replay: "ScheduledReplay | SequentialReplay", reader: "TraceReader", has_log: bool
+) -> "ReplayResult":
+    """A bar on a terminal, unless log lines are printed there."""
     # The pool is up to millions of objects that live to the end: no collection needs to walk over them.
     gc.freeze()
     try:
-        if not sys.stderr.isatty():
+        if not sys.stderr.isatty() or has_log:
             return replay.run(lambda num_done, num_arrived: None)
         from rich.console import Console
         from rich.progress import Progress
@@ -176,8 +188,3 @@ def _print(result: "ReplayResult", as_json: bool) -> None:
     from kvledger.replay.report import print_report
 
     print_report(result, Console())
-
-
-def _in_option_words(message: str) -> str:
-    """A ConfigError with its field as the option that set it."""
-    return re.sub(r"^(\w+)=", lambda match: f"--{match.group(1).replace('_', '-')} ", message)

@@ -23,6 +23,7 @@ _RANGES: Final = {
     "bytes_per_token": (1, 1 << 40),
     "block_size": (1, 1 << 20),
     "max_model_len": (2, 1 << 40),
+    "remember_evictions": (0, 1 << 30),
     "kv_cache_memory_bytes": (1, 1 << 60),
     "drafts": (0, 1 << 10),
     "retention_interval": (0, 1 << 40),
@@ -36,7 +37,7 @@ _RANGES: Final = {
 }
 # Options that are numbers above 0, and 0 or more.
 _ABOVE_ZERO: Final = ("speed_up", "peak_tflops", "bandwidth", "num_parameters")
-_NOT_NEGATIVE: Final = ("session_gap", "step_overhead")
+_NOT_NEGATIVE: Final = ("session_gap", "step_overhead", "log_interval")
 
 Dtype = Literal["bfloat16", "float16", "float32", "fp8", "int8"]
 
@@ -238,6 +239,26 @@ class ReplayOptions:
     ] = None
 
     # The output
+    events: Annotated[
+        str | None,
+        Option(metavar="FILE|SOCKET", help="KV events into a .jsonl or .msgpack file, or published at tcp://*:5557."),
+    ] = None
+    remember_evictions: Annotated[
+        int,
+        Option(
+            parser=parse_whole,
+            metavar="N",
+            help="Evictions remembered to say why prompts missed, about 100 bytes each. 0: do not say.",
+        ),
+    ] = 1 << 20
+    log_interval: Annotated[
+        float,
+        Option(
+            parser=parse_number,
+            metavar="SECONDS",
+            help="Print an engine's log line on stderr once in so many simulated seconds; 0: never.",
+        ),
+    ] = 0.0
     json: Annotated[bool, Option("--json", help="One JSON object on stdout instead of tables and plots.")] = False
 
     def validate(self) -> None:
@@ -254,4 +275,6 @@ class ReplayOptions:
         for name in _NOT_NEGATIVE:
             value = getattr(self, name)
             if not 0.0 <= value < inf:
-                raise wrong_value(name, value, "must not be negative", "give 0 or a positive number")
+                raise wrong_value(name, value, "not a number from 0 on", "give 0 or a positive number")
+        if self.sequential and self.log_interval > 0:
+            raise wrong_value("log_interval", self.log_interval, "no time passes with --sequential", "leave it out")

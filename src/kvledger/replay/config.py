@@ -2,17 +2,22 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from kvledger.errors import wrong_value
 from kvledger.kv_cache_manager import KVCacheManager
 from kvledger.ledger_rules import LedgerRules
-from kvledger.observer import LedgerObserver
+from kvledger.observer import LedgerObserver, LedgerObservers
+from kvledger.prompt_split import MissConfig
 from kvledger.replay.layout import NO_LIMIT, KVLayout
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.step_time import ModelShape
 from kvledger.scheduler import SchedulerConfig
 from kvledger.spec import KVCacheGroupSpec
 from kvledger.units import require_positive
+
+if TYPE_CHECKING:
+    from kvledger.events import LedgerEvents
 
 
 def one_group(shape: ModelShape, block_size: int) -> KVLayout:
@@ -27,7 +32,8 @@ class ReplayConfig:
     """`num_blocks` counts the null block, as KVCacheConfig does. `max_model_len` None: no limit but the pool.
 
     `layout` None: one group of `shape`, in blocks of `block_size` tokens. `check` proves the invariants of every layer
-    after each step.
+    after each step. `events`: told of what happens to the cache, and of the end of each step.
+    `explain_misses`: what may be remembered to say why prompts missed; None: nothing.
     """
 
     num_blocks: int
@@ -39,6 +45,8 @@ class ReplayConfig:
     shape: ModelShape = field(default_factory=ModelShape)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     layout: KVLayout | None = None
+    events: "LedgerEvents | None" = None
+    explain_misses: MissConfig | None = None
 
     def __post_init__(self) -> None:
         require_positive("block_size", self.block_size)
@@ -73,6 +81,8 @@ class ReplayConfig:
     def make_manager(self, maker: PromptMaker, observer: LedgerObserver) -> KVCacheManager:
         """A fresh ledger over the layout's groups."""
         layout = self.kv_layout
+        if self.events is not None:
+            observer = LedgerObservers([observer, self.events.observer])
         return KVCacheManager(
             layout.config(self.num_blocks),
             self._longest,
@@ -84,6 +94,7 @@ class ReplayConfig:
             retention_interval=layout.retention_interval,
             context_parallel_size=layout.context_parallel_size,
             observer=observer,
+            explain_misses=self.explain_misses,
         )
 
     @property

@@ -21,20 +21,21 @@ from kvledger.replay.trace_request import TraceRequest
 from kvledger.request import Request
 from kvledger.scheduler import Scheduler, SchedulerOutput
 
-_NOTHING: Final[list[int]] = []
+# In place of a token: the prompt is not through.
+_NOTHING: Final = -1
 
 
 class Flight:
     """One request from its arrival to its end."""
 
-    __slots__ = ("arrival", "last_token_time", "num_computed", "num_lost", "recorded", "request", "tokens")
+    __slots__ = ("arrival", "last_token_time", "num_computed", "num_lost", "recorded", "request", "token")
 
     def __init__(self, recorded: TraceRequest, request: Request, serial: int, arrival: float) -> None:
         self.recorded: Final = recorded
         self.request: Final = request
         self.arrival: Final = arrival
-        # What it samples in a step. The scheduler copies it, so one list serves all steps.
-        self.tokens: Final = [output_token(serial)]
+        # What it samples in every step.
+        self.token: Final = output_token(serial)
         # While it prefills: tokens computed so far.
         self.num_computed: int = 0
         # Tokens that it had computed when it was last preempted.
@@ -55,14 +56,16 @@ class FlightBook:
         # Decoding requests that were passed over -> when their last token came.
         self._late: Final[dict[str, float]] = {}
         # Request id -> what it samples when it is scheduled.
-        self._samples: Final[dict[str, list[int]]] = {}
+        self._samples: Final[dict[str, int]] = {}
         self._is_stale: bool = True
         self._previous_end: float = 0.0
         # Of the step that is open.
-        self.sampled: list[list[int]] = []
+        self.sampled: list[int] = []
         self.num_tokens: int = 0
         self.num_context: int = 0
         self.num_pairs: float = 0.0
+        # Those of its tokens that belong to prompts, computed for the first time or again.
+        self.num_prefill_tokens: int = 0
         # Context and pairs of layers that read a part of it, for each of the reaches.
         self.local: list[tuple[int, float]] = []
         self._num_silent: int = 0
@@ -90,12 +93,13 @@ class FlightBook:
             for data in output.new_requests:
                 self._start(data.request_id, data.num_computed_tokens)
         ids = output.request_ids
-        num_computed = sum(output.num_computed_tokens)
+        num_computed = output.total_num_computed_tokens
         self._ids = ids
         self.num_tokens = output.total_num_scheduled_tokens
         self.num_context = num_computed + self.num_tokens
         # As if everybody computed one token, which is right for decodes.
         self.num_pairs = num_computed + len(ids)
+        self.num_prefill_tokens = 0
         self._num_silent = 0
         if self._reaches:
             self._measure_local(output)
@@ -153,7 +157,8 @@ class FlightBook:
         flight.num_lost = max(flight.num_lost, num_computed)
 
     def _measure_local(self, output: SchedulerOutput) -> None:
-        steps = list(zip(output.num_scheduled_tokens, output.num_computed_tokens, strict=True))
+        scheduled, computed = memoryview(output.num_scheduled_tokens), memoryview(output.num_computed_tokens)
+        steps = list(zip(scheduled.tolist(), computed.tolist(), strict=True))
         self.local = [
             (
                 sum([reach.context(num_new, num_computed) for num_new, num_computed in steps]),
@@ -175,6 +180,7 @@ class FlightBook:
             if end == start:
                 continue
             num_new = end - start
+            self.num_prefill_tokens += num_new
             self.num_pairs += num_pairs(num_new, start) - (start + 1)
             if start < flight.num_lost:
                 self._tally.num_recomputed_tokens += min(end, flight.num_lost) - start
@@ -183,7 +189,7 @@ class FlightBook:
                 self._num_silent += 1
             else:
                 del self._prefilling[request_id]
-                self._samples[request_id] = flight.tokens
+                self._samples[request_id] = flight.token
                 self._first.append(flight)
 
     def _note_passed_over(self) -> None:

@@ -9,6 +9,7 @@ from rich.text import Text
 from kvledger.replay.plot import bars, resample, stacked_bars
 from kvledger.replay.result import GroupResult, Percentiles, ReplayResult
 from kvledger.replay.tally import REFUSAL_TEXTS
+from kvledger.replay.why_report import missed_tables
 
 _PLOT_HEIGHT = 4
 _MAX_PLOT_WIDTH = 100
@@ -34,6 +35,12 @@ def print_report(result: ReplayResult, console: Console) -> None:
         console.print(groups_held(result.groups))
         console.print()
         console.print(groups_hit(result.groups))
+    if result.why_missed is not None and result.why_missed.num_tokens > 0:
+        console.print()
+        console.print(missed_tables(result.why_missed))
+    if result.why_waited:
+        console.print()
+        console.print(_waits(result))
     if result.ttft_seconds is not None:
         console.print()
         console.print(_latency(result))
@@ -206,6 +213,19 @@ def _run(result: ReplayResult) -> Table:
         ("tokens per wall second", f"{result.tokens_per_wall_second:,.0f}"),
     ]
     return _table("Run", rows)
+
+
+def _waits(result: ReplayResult) -> Table:
+    table = Table(title="Why did it wait", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    # Reasons are sentences: in a narrow output they go on in a second line, so that the numbers stay whole.
+    table.add_column(style="dim")
+    for header in ("request-seconds", "share", "request-steps"):
+        table.add_column(header, justify="right", no_wrap=True)
+    total = sum(wait.request_seconds for wait in result.why_waited)
+    for wait in result.why_waited:
+        share = f"{wait.request_seconds / total:.2%}" if total > 0 else ""
+        table.add_row(wait.words, f"{wait.request_seconds:,.1f}", share, f"{wait.request_steps:,}")
+    return table
 
 
 def _latency(result: ReplayResult) -> Table:

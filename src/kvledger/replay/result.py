@@ -2,6 +2,9 @@
 
 import msgspec
 
+from kvledger.replay.why_missed import WhyMissed
+from kvledger.replay.why_waited import WaitTime
+
 
 class PrefixCacheResult(msgspec.Struct):
     """Hits over lookups, each admitted request once; what preempted requests find of themselves is counted apart.
@@ -77,7 +80,7 @@ class GroupResult(msgspec.Struct):
 
 
 class ReplayResult(msgspec.Struct):
-    """`latency` fields are None in sequential mode, where no time passes."""
+    """`latency` fields are None in sequential mode, where no time passes; `why_missed` when it was not asked for."""
 
     mode: str
     num_blocks: int
@@ -108,6 +111,9 @@ class ReplayResult(msgspec.Struct):
     hash_block_size: int
     hit_step: int
     num_short_prompts: int
+    # The costliest reason first; empty in sequential mode, where nobody waits.
+    why_waited: list[WaitTime]
+    why_missed: WhyMissed | None = None
     model: str = ""
     gpu: str = ""
     num_gpus: int = 0

@@ -16,6 +16,7 @@ from kvledger.errors import InvariantError
 from kvledger.replay.arrivals import Arrivals
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.flights import Flight, FlightBook
+from kvledger.replay.log import ReplayLog
 from kvledger.replay.meters import EvictionMeter
 from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
@@ -31,13 +32,21 @@ _TIMELINE_INTERVAL_SECONDS: Final = 0.25
 class ScheduledReplay:
     """One replay. run() may be called once."""
 
-    def __init__(self, arrivals: Arrivals, maker: PromptMaker, config: ReplayConfig, step_time: StepTimeModel) -> None:
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        maker: PromptMaker,
+        config: ReplayConfig,
+        step_time: StepTimeModel,
+        log: ReplayLog | None = None,
+    ) -> None:
         evictions = EvictionMeter()
         manager = config.make_manager(maker, evictions)
         self._arrivals: Final = arrivals
         self._maker: Final = maker
         self._step_time: Final = step_time
         self._check: Final = config.check
+        self._events: Final = config.events
         self._manager: Final = manager
         self._scheduler: Final = Scheduler(manager, config.scheduler)
         self._tally: Final = Tally(config, manager, evictions, _TIMELINE_INTERVAL_SECONDS)
@@ -48,6 +57,9 @@ class ScheduledReplay:
         self._backlog: Final[deque[tuple[TraceRequest, float]]] = deque()
         self._next_arrival: float = arrivals.next_time()
         self._now: float = 0.0
+        self._log: Final = log
+        if log is not None:
+            log.open(self._scheduler, lambda: self._now)
 
     def run(self, progress: Progress) -> ReplayResult:
         """Replays everything, until the last request is done."""
@@ -71,6 +83,8 @@ class ScheduledReplay:
             self._step()
             if tally.num_steps % _PROGRESS_STEPS == 0:
                 progress(tally.num_done, tally.num_requests + len(self._backlog))
+        if self._log is not None:
+            self._log.close()
         tally.num_preemptions = scheduler.num_preemptions
         tally.simulated_seconds = self._now
         tally.timeline.end(self._manager.occupancy())
@@ -93,12 +107,16 @@ class ScheduledReplay:
         elif not output.preempted_request_ids and not output.errors:
             raise InvariantError(f"step {output.step} schedules nothing although requests wait or run")
         self._now += seconds
-        tally.log_step(seconds, self._manager.usage, book.close_step(self._now))
-        num_running = scheduler.num_running
-        self._note_timeline(num_running)
-        gained = scheduler.update_from_output(output, book.sampled)
-        if scheduler.num_running < num_running:
-            self._take_finished(gained)
+        num_yielded = book.close_step(self._now)
+        tally.log_step(seconds, self._manager.usage, num_yielded)
+        if self._backlog or scheduler.num_waiting > 0 or book.num_scheduled < scheduler.num_running:
+            tally.waits.add(scheduler.wait_counts(len(self._backlog)), seconds)
+        if self._log is not None:
+            self._log.step(book, len(self._backlog))
+        self._note_timeline(scheduler.num_running)
+        self._take_finished(scheduler.update_from_tokens(output, book.sampled).finished)
+        if self._events is not None:
+            self._events.end_step(self._now)
         if self._check:
             scheduler.check()
 
@@ -134,11 +152,9 @@ class ScheduledReplay:
             self._tally.num_output_tokens += flight.request.num_output_tokens
             self._refuse(flight.recorded, OUTGREW_POOL)
 
-    def _take_finished(self, gained: list[RequestOutput]) -> None:
+    def _take_finished(self, finished: list[RequestOutput]) -> None:
         tally = self._tally
-        for output in gained:
-            if output.finish is None:
-                continue
+        for output in finished:
             flight = self._book.remove(output.request_id)
             num_output = flight.request.num_output_tokens
             tally.num_finished += 1

@@ -29,6 +29,7 @@ class SequentialReplay:
         self._arrivals: Final = arrivals
         self._maker: Final = maker
         self._check: Final = config.check
+        self._events: Final = config.events
         self._max_chunk: Final = config.scheduler.max_num_batched_tokens
         self._num_lookahead: Final = config.kv_layout.drafts
         self._manager: Final = config.make_manager(maker, evictions)
@@ -71,6 +72,8 @@ class SequentialReplay:
             tally.group_meter.sample(serial + 1)
         manager.free(request)
         tally.num_finished += 1
+        if self._events is not None:
+            self._events.end_step(serial + 1.0)
         if self._check:
             manager.check()
 

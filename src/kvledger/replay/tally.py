@@ -10,6 +10,8 @@ from kvledger.replay.config import ReplayConfig
 from kvledger.replay.group_meter import GroupMeter
 from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
 from kvledger.replay.result import PrefixCacheResult, ReplayResult, Usage
+from kvledger.replay.why_missed import WhyMissed, why_missed
+from kvledger.replay.why_waited import WaitMeter
 from kvledger.units import cdiv
 
 # Called now and then with the numbers of requests done and arrived.
@@ -54,6 +56,7 @@ class Tally:
         self.timeline = TimelineMeter(interval, manager.num_usable_blocks)
         self.group_meter = GroupMeter(config, manager, interval)
         self.ttft = WeightedSamples()
+        self.waits = WaitMeter()
         # Gaps that were longer than a step.
         self.long_gaps = WeightedSamples()
         self.simulated_seconds = 0.0
@@ -115,7 +118,16 @@ class Tally:
             hash_block_size=self.config.hash_block_size,
             hit_step=self._hit_step,
             num_short_prompts=self.num_short_prompts,
+            why_missed=self._why_missed(),
+            why_waited=self.waits.times(),
         )
+
+    def _why_missed(self) -> WhyMissed | None:
+        misses = self.manager.misses
+        limits = self.config.explain_misses
+        if misses is None or limits is None:
+            return None
+        return why_missed(misses, limits.max_evicted_blocks, self._hit_step)
 
     def _usage(self) -> Usage:
         return WeightedSamples(self._steps[1::3], self._steps[0::3]).usage()

@@ -141,6 +141,7 @@ WRONG_VALUES = [
     ("--plan", "no-such-plan", "cannot be read"),
     ("--drafts", "-1", "give 0 to"),
     ("--retention-interval", "0", "no group keeps windows or states"),
+    ("--remember-evictions", "-1", "give 0 to"),
     ("--kv-cache-memory-bytes", "3", "give more memory"),
     ("--num-blocks", "1", "give 2 to"),
     ("--memory", "12parsec", "such as 40GiB"),
@@ -159,6 +160,7 @@ WRONG_VALUES = [
     ("--peak-tflops", "0", "give a positive number"),
     ("--bandwidth", "inf", "give a positive number"),
     ("--step-overhead", "-1", "give 0 or a positive number"),
+    ("--log-interval", "-1", "give 0 or a positive number"),
     ("--num-parameters", "many", "is not a number"),
     ("--num-parameters", "9e12", "give more or larger GPUs"),
     ("--num-layers", "0", "give 1 to"),
@@ -167,6 +169,7 @@ WRONG_VALUES = [
     ("--head-size", "0", "give 1 to"),
     ("--weight-dtype", "int3", "'bfloat16', 'float16'"),
     ("--kv-dtype", "int3", "'bfloat16', 'float16'"),
+    ("--events", "events.txt", "end it in .jsonl or .msgpack"),
 ]
 
 

@@ -46,11 +46,10 @@ class NaiveReplay:
     def _step(self, now: float) -> float:
         output = self.scheduler.schedule()
         self.num_steps += 1
-        ranges = zip(output.request_ids, output.num_computed_tokens, output.num_scheduled_tokens, strict=True)
-        for request_id, start, num_tokens in ranges:
+        for request_id, (start, end) in output.ranges_by_request().items():
             seen = self._computed[request_id]
-            self.num_recomputed += max(0, min(seen, start + num_tokens) - start)
-            self._computed[request_id] = max(seen, start + num_tokens)
+            self.num_recomputed += max(0, min(seen, end) - start)
+            self._computed[request_id] = max(seen, end)
         now += 1.0 if output.total_num_scheduled_tokens else 0.0
         sampled = [[] if request.is_prefill_chunk else [7] for request in output.requests]
         for gained in self.scheduler.update_from_output(output, sampled):
