@@ -1,0 +1,39 @@
+"""How long blocks stay, for vLLM's KVCacheMetricsCollector: the calls that vLLM's pool makes to it, in its order."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvledger.block import KVCacheBlock
+from kvledger.integrations.vllm.blocks import BlockViews
+from kvledger.observer import LedgerObserver
+
+
+class Residency(LedgerObserver):
+    """`evicts`: prefix caching is on, so that a block which is taken, or named for eviction, ends its stay."""
+
+    def __init__(self, collector: Any, evicts: bool) -> None:
+        self._collector = collector
+        self._evicts = evicts
+        self.views: BlockViews | None = None
+
+    def taken(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
+            if self._evicts:
+                self._collector.on_block_evicted(self._view(block))
+            self._collector.on_block_allocated(self._view(block))
+
+    def touched(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
+            if not block.is_null:
+                self._collector.on_block_accessed(self._view(block))
+
+    def evicted(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
+            self._collector.on_block_evicted(self._view(block))
+
+    def prefix_cache_reset(self) -> None:
+        self._collector.reset()
+
+    def _view(self, block: KVCacheBlock) -> Any:
+        assert self.views is not None
+        return self.views.of(block)

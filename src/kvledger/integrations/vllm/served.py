@@ -1,0 +1,65 @@
+"""Which vLLM and which configurations the ledger serves. The rest is left to vLLM's own manager, with the reason.
+
+Decisions are those of vLLM 0.32. Where 0.33 decides differently, it is asked to decide itself.
+"""
+
+import re
+from typing import Final
+
+from kvledger.errors import KVLedgerError
+
+# (major, minor) of vLLM.
+OLDEST: Final = (0, 32)
+NEWEST: Final = (0, 33)
+
+# Connectors that ask for the hits of each group apart, which the ledger does not tell.
+_ASK_EACH_GROUP: Final = ("OffloadingConnector", "MultiConnector")
+
+
+class NotServedError(Exception):
+    """The ledger does not serve this; the message says what. vLLM's own manager does."""
+
+
+def parsed_version(version: str) -> tuple[int, int]:
+    """(major, minor) of "0.32.1.dev3+cpu"; (0, 0) of what is no version."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def require_version(version: str, force: bool = False) -> None:
+    """NotServedError unless that vLLM is known, or the user insists."""
+    if not force and not OLDEST <= parsed_version(version) <= NEWEST:
+        raise NotServedError(
+            f"vLLM {version}: known are {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; to try all the same, set "
+            "KVLEDGER_VLLM=force"
+        )
+
+
+def require_connector(connector: str | None, num_groups: int, has_states: bool) -> None:
+    """NotServedError for a KV connector (its name in the configuration) that needs more than the ledger shows."""
+    if connector is None:
+        return
+    if has_states:
+        raise NotServedError(f"recurrent states that {connector} takes over")
+    if num_groups > 1 and connector in _ASK_EACH_GROUP:
+        raise NotServedError(f"{connector} over {num_groups} groups, of which it asks for the hits of each")
+
+
+def require_equal_decisions(version: str, drops_last: bool, lookahead: int, caches_states: bool) -> None:
+    """NotServedError where that vLLM decides unlike 0.32.
+
+    `drops_last`: a draft model's hits lose their last block. `lookahead`: tokens behind a block that its hash covers.
+    """
+    if lookahead > 0:
+        raise NotServedError("drafts whose block hashes cover the tokens behind a block")
+    if parsed_version(version) <= OLDEST:
+        return
+    if drops_last:
+        raise NotServedError(f"drafts with vLLM {version}, which keeps other blocks for them than 0.32")
+    if caches_states:
+        raise NotServedError(f"cached recurrent states with vLLM {version}, which lets requests start in other steps")
+
+
+def as_not_served(error: KVLedgerError) -> NotServedError:
+    """A configuration that the ledger itself refuses."""
+    return NotServedError(f"this configuration ({error})")

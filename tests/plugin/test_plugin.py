@@ -1,0 +1,206 @@
+"""The switch, what is left to vLLM's own manager, and what the user is told."""
+
+import logging
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched import async_scheduler, scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+
+import kvledger
+from kvledger.integrations.vllm import AsyncScheduler, Scheduler
+from kvledger.integrations.vllm.manager import VllmKVCacheManager
+from kvledger.integrations.vllm.plugin import SWITCH, install, ledger_in_place, register
+from kvledger.integrations.vllm.served import (
+    NotServedError,
+    require_connector,
+    require_equal_decisions,
+    require_version,
+)
+from tests.plugin.manager_pair import MAX_MODEL_LEN
+from tests.side_by_side.layouts import Group, Layout
+
+ROOT = Path(__file__).parents[2]
+FULL = Layout("full", (Group("full", 4),))
+SINK = Layout("sink", (Group("sink", 4),))
+WINDOW = Layout("window", (Group("window", 4, window=8),))
+STATES = Layout("states", (Group("full", 4), Group("mamba_align", 4)))
+
+
+def engine(connector: str | None = None) -> Any:
+    """The part of vLLM's configuration that is looked at."""
+    return SimpleNamespace(kv_transfer_config=None if connector is None else SimpleNamespace(kv_connector=connector))
+
+
+def arguments(layout: Layout) -> dict[str, Any]:
+    """What vLLM's scheduler gives its manager."""
+    return {
+        "kv_cache_config": layout.their_config(20),
+        "max_model_len": MAX_MODEL_LEN,
+        "scheduler_block_size": layout.base_block_size,
+        "hash_block_size": layout.unit,
+    }
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """Lines that the plugin logs, whatever level vLLM is set to."""
+    lines: list[str] = []
+    logger = logging.getLogger("vllm.plugins.kvledger")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_the_entry_point_names_a_function_of_ours() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["kvledger"].partition(":")
+    assert getattr(import_module(module), name) is register
+
+
+def test_looking_up_the_entry_point_does_not_import_vllm() -> None:
+    code = "import sys, kvledger.integrations.vllm.plugin; print('vllm' in sys.modules, 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "False False\n"
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_an_installed_kvledger_changes_nothing(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    if value is not None:
+        monkeypatch.setenv(SWITCH, value)
+    before = scheduler.Scheduler.__init__
+    register()
+    assert scheduler.Scheduler.__init__ is before
+
+
+def test_registering_twice_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler.Scheduler, "__init__", scheduler.Scheduler.__init__)
+    monkeypatch.setenv(SWITCH, "1")
+    register()
+    once = scheduler.Scheduler.__init__
+    register()
+    install()
+    assert scheduler.Scheduler.__init__ is once
+
+
+def test_the_ledger_is_in_place_only_while_a_scheduler_is_made(log: list[str]) -> None:
+    with ledger_in_place(engine()):
+        made = scheduler.KVCacheManager(**arguments(FULL))
+    assert isinstance(made, VllmKVCacheManager)
+    assert scheduler.KVCacheManager is KVCacheManager
+    assert log == [
+        f"{kvledger.build_info()} keeps the KV cache of vLLM 0.32.0: 20 blocks, 1 group (full_attention)",
+    ]
+
+
+def test_switch_and_scheduler_class_together_ask_once(log: list[str]) -> None:
+    with ledger_in_place(engine("NixlConnector")), ledger_in_place(engine("NixlConnector")):
+        made = scheduler.KVCacheManager(**arguments(STATES))
+    assert type(made) is KVCacheManager
+    assert len(log) == 1
+
+
+def test_schedulers_for_scheduler_cls() -> None:
+    assert issubclass(Scheduler, scheduler.Scheduler)
+    assert issubclass(AsyncScheduler, async_scheduler.AsyncScheduler)
+
+
+def test_what_is_not_served_is_left_to_vllm_with_one_line(log: list[str]) -> None:
+    with ledger_in_place(engine("NixlConnector")):
+        made = scheduler.KVCacheManager(**arguments(STATES))
+    assert type(made) is KVCacheManager
+    why = "recurrent states that NixlConnector takes over"
+    assert log == [f"vLLM's own KVCacheManager is used, because kvledger does not serve {why}"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "reason"),
+    [
+        (SINK, {}, "SinkFullAttentionSpec, a kind of KV cache that it does not know"),
+        (FULL, {"num_hash_lookahead_tokens": 1}, "drafts whose block hashes cover the tokens behind a block"),
+        (FULL, {"shiny": 1}, "shiny, which is new in vLLM 0.32.0"),
+        (FULL, {"scheduler_block_size": 8}, "hits that end at multiples of 8 tokens"),
+        (FULL, {"num_prefill_lookahead": 1}, "a draft model whose hits keep their last block"),
+        (FULL, {"pcp_world_size": 2}, "prefill context parallelism"),
+        (FULL, {"hash_block_size": 3}, "this configuration (hash_block_size=3: does not fit a group with blocks of 4"),
+        (STATES, {"metrics_collector": object()}, "block residency metrics over recurrent states"),
+        (WINDOW, {"dcp_world_size": 2}, "SlidingWindowSpec over decode-context-parallel ranks"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_reasons_not_to_serve(layout: Layout, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotServedError) as error:
+        VllmKVCacheManager.for_engine(engine(), {**arguments(layout), **changes})
+    assert str(error.value).startswith(reason)
+
+
+def test_an_engine_without_kv_cache_is_not_served() -> None:
+    empty = {**arguments(FULL), "kv_cache_config": KVCacheConfig(1, [], [])}
+    with pytest.raises(NotServedError, match="no layer keeps a KV cache"):
+        VllmKVCacheManager.for_engine(engine(), empty)
+
+
+def test_a_spec_of_somebody_else_is_not_served() -> None:
+    class MySpec(FullAttentionSpec):
+        pass
+
+    config = FULL.their_config(20)
+    config.kv_cache_groups[0].kv_cache_spec = MySpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float16)
+    with pytest.raises(NotServedError, match="MySpec"):
+        VllmKVCacheManager.for_engine(engine(), {**arguments(FULL), "kv_cache_config": config})
+
+
+def test_groups_that_only_vllm_tells_apart_are_not_served() -> None:
+    config = Layout("two", (Group("full", 4), Group("full", 4))).their_config(20)
+    spec = config.kv_cache_groups[1].kv_cache_spec
+    config.kv_cache_groups[1].kv_cache_spec = replace(spec, non_causal=True)
+    with pytest.raises(NotServedError, match="groups 0 and 1 differ only in what it does not look at"):
+        VllmKVCacheManager.for_engine(engine(), {**arguments(FULL), "kv_cache_config": config})
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.34.0rc1.dev12+g0123", "1.0.0", "dev"])
+def test_an_unknown_vllm_is_refused_unless_forced(version: str) -> None:
+    with pytest.raises(NotServedError, match=r"known are 0\.32 to 0\.33; .* set KVLEDGER_VLLM=force"):
+        require_version(version)
+    require_version(version, force=True)
+
+
+def test_known_versions() -> None:
+    for version in ("0.32.0", "0.32.1+cpu", "0.33.0", "0.33.1.dev3+gabc"):
+        require_version(version)
+
+
+def test_what_0_33_decides_differently_is_left_to_it() -> None:
+    require_equal_decisions("0.32.0", drops_last=True, lookahead=0, caches_states=True)
+    require_equal_decisions("0.33.0", drops_last=False, lookahead=0, caches_states=False)
+    with pytest.raises(NotServedError, match=r"drafts with vLLM 0\.33\.0"):
+        require_equal_decisions("0.33.0", drops_last=True, lookahead=0, caches_states=False)
+    with pytest.raises(NotServedError, match=r"cached recurrent states with vLLM 0\.33\.0"):
+        require_equal_decisions("0.33.0", drops_last=False, lookahead=0, caches_states=True)
+
+
+def test_connectors() -> None:
+    require_connector(None, 4, has_states=True)
+    require_connector("ExampleConnector", 1, has_states=False)
+    require_connector("OffloadingConnector", 1, has_states=False)
+    require_connector("SimpleCPUOffloadConnector", 3, has_states=False)
+    with pytest.raises(NotServedError, match="OffloadingConnector over 3 groups"):
+        require_connector("OffloadingConnector", 3, has_states=False)
+    with pytest.raises(NotServedError, match="recurrent states that ExampleConnector takes over"):
+        require_connector("ExampleConnector", 1, has_states=True)

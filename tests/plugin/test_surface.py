@@ -1,0 +1,28 @@
+"""The installed vLLM is as the adapter knows it, and where it were not, that would be named."""
+
+import vllm
+
+from kvledger.integrations.vllm import surface
+
+
+def test_the_installed_vllm_is_as_we_know_it() -> None:
+    assert surface.drift(vllm.__version__) == []
+
+
+def test_what_changed_is_named() -> None:
+    # 0.33 gave a manager one more argument and get_computed_blocks another; 0.32 has neither.
+    found = surface.drift("0.33.0") if vllm.__version__.startswith("0.32") else surface.drift("0.32.0")
+    word = "gone" if vllm.__version__.startswith("0.32") else "new"
+    assert found == [
+        f"v1.core.kv_cache_manager:KVCacheManager.__init__: 'num_hash_lookahead_tokens' is {word}",
+        f"v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks: 'max_cache_hit_length' is {word}",
+        f"v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks_for_connector: 'max_cache_hit_length' is {word}",
+        f"distributed.kv_events:BlockStored: 'lookahead_token_ids' is {word}",
+    ]
+
+
+def test_the_scheduler_of_vllm_is_really_read() -> None:
+    from vllm.v1.core.sched import scheduler
+
+    names = surface.touched(scheduler, "kv_cache_manager")
+    assert {"allocate_slots", "free", "take_new_block_ids", "usage", "pop_blocks_for_free"} <= names
