@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the reference's Python with this checkout's kvledger in it, from the root of the repository.
-#   scripts/reference_python.sh compiled -m benchmarks
+#   scripts/reference_python.sh compiled -m benchmarks.bench_events
 #   scripts/reference_python.sh pure -m pytest tests/side_by_side
 # "compiled" builds and installs into build/reference first, unless that is up to date; "pure" runs src as it is.
 set -euo pipefail
