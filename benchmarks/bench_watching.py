@@ -8,7 +8,7 @@ prompt that is cached whole is looked up, takes its blocks and frees them, with 
 import random
 import time
 
-from benchmarks.measure import Row, compare
+from benchmarks.measure import Row, compare, print_off_and_on
 from kvledger import (
     BlockResidency,
     FullAttentionSpec,
@@ -114,9 +114,7 @@ def run() -> list[Row]:
 
 
 def main() -> None:
-    print("| case | off | on | on / off |\n|---|---:|---:|---:|")
-    for row in run():
-        print(f"| {row.case} | {row.ours:.3g} us | {row.theirs:.3g} us | {row.ratio:.3f} |", flush=True)
+    print_off_and_on(run())
 
 
 if __name__ == "__main__":

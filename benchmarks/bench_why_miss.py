@@ -8,7 +8,7 @@ evictions and lookups of what was evicted.
 
 import random
 
-from benchmarks.measure import Row, compare
+from benchmarks.measure import Row, compare, print_off_and_on
 from kvledger import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -144,9 +144,7 @@ def run() -> list[Row]:
 
 
 def main() -> None:
-    print("| case | off | on | on / off |\n|---|---:|---:|---:|")
-    for row in run():
-        print(f"| {row.case} | {row.ours:.3g} us | {row.theirs:.3g} us | {row.ratio:.3f} |", flush=True)
+    print_off_and_on(run())
 
 
 if __name__ == "__main__":

@@ -37,3 +37,10 @@ def compare(question: str, case: str, ours: Operation, theirs: Operation, repeat
         gc.enable()
         gc.unfreeze()
     return Row(question, case, mine.value, other.value, mine.spread, other.spread)
+
+
+def print_off_and_on(rows: list[Row]) -> None:
+    """A Markdown table of what something costs, where "ours" is without it and "theirs" is with it."""
+    print("| case | off | on | on / off |\n|---|---:|---:|---:|")
+    for row in rows:
+        print(f"| {row.case} | {row.ours:.3g} us | {row.theirs:.3g} us | {row.ratio:.3f} |")

@@ -13,6 +13,7 @@ from typing import Final
 
 from mypy_extensions import i32, i64
 
+from kvledger.allocation_checks import require_sound_growth, require_sound_start, too_long
 from kvledger.block_copies import BlockCopy
 from kvledger.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.block_pool import BlockPool, PoolOccupancy
@@ -28,10 +29,10 @@ from kvledger.managers.registry import ManagerRegistry
 from kvledger.miss_explainer import MissExplainer
 from kvledger.new_blocks import NewBlocks, RunningSlots
 from kvledger.observer import EvictionCause, LedgerObserver, LedgerObservers
-from kvledger.prefix_cache_stats import PrefixCacheStats
+from kvledger.prefix_cache_stats import LookupCounter, PrefixCacheStats
 from kvledger.prompt_split import MissConfig
 from kvledger.request import Request
-from kvledger.slot_ranges import SlotRanges
+from kvledger.slot_ranges import SlotRanges, growth_ranges, sequence_ranges, start_ranges
 from kvledger.spec import KVCacheConfig
 from kvledger.units import require_positive
 
@@ -108,14 +109,13 @@ class KVCacheManager:
         # Whether requests hold most blocks at their end, because no group gives any back before.
         self.holds_all_blocks: Final = self._coordinator.holds_all_blocks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
-        self._stats: PrefixCacheStats = PrefixCacheStats(len(config.groups))
+        self._lookups: Final = LookupCounter(len(config.groups))
         # Why prompts missed; None unless that was asked for.
         self.misses: Final[MissExplainer | None] = (
             None
             if explain_misses is None or ghosts is None
             else MissExplainer(explain_misses, self._coordinator, ghosts, enable_caching)
         )
-        self._taken_stats: Final = PrefixCacheStats(len(config.groups))
         # Of the last allocate_slots that returned None.
         self.shortage: BlockShortage | None = None
 
@@ -155,12 +155,12 @@ class KVCacheManager:
 
     def num_blocks_for(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
         """Most blocks that a request of num_tokens tokens holds at a time when it shares none, over all groups."""
-        return self._coordinator.num_blocks_alone(self._gate_ranges(num_tokens, num_encoder_tokens))
+        return self._coordinator.num_blocks_alone(sequence_ranges(num_tokens, num_encoder_tokens, self.max_model_len))
 
     def num_blocks_missing(self, request: Request, num_more_tokens: int = 0) -> int:
         """Blocks that the request still needs to hold all its tokens so far and num_more_tokens beyond."""
         held = self._coordinator.get(request.request_id)
-        ranges = self._gate_ranges(request.num_tokens + num_more_tokens, request.num_encoder_tokens)
+        ranges = sequence_ranges(request.num_tokens + num_more_tokens, request.num_encoder_tokens, self.max_model_len)
         return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
 
     def num_blocks_held(self, request: Request) -> int:
@@ -214,18 +214,15 @@ class KVCacheManager:
                 return self._grow(request, held, num_new_tokens, num_lookahead_tokens)
         if hit is None:
             hit = self._no_hit
-        local_end = request.num_computed_tokens + hit.num_tokens
-        computed_end = local_end + num_external_computed_tokens
-        new_end = min(computed_end, self.max_model_len) + num_new_tokens
-        ranges = SlotRanges(
-            local_end,
-            computed_end,
-            new_end,
-            min(new_end + num_lookahead_tokens, self.max_model_len),
-            request.num_encoder_tokens,
-            _prefill_end(request),
+        ranges = start_ranges(
+            request,
+            num_new_tokens,
+            hit.num_tokens,
+            num_external_computed_tokens,
+            num_lookahead_tokens,
+            self.max_model_len,
         )
-        self._require_sound_start(request, hit, ranges)
+        require_sound_start(request, hit, ranges, self.holds_blocks(request), self.max_model_len)
         return self._start(request, hit, ranges, delay_cache_blocks, admission)
 
     def allocate_running(
@@ -360,7 +357,7 @@ class KVCacheManager:
         """Forgets all cached content. False, with a warning to the observer, while requests hold blocks."""
         done = self._coordinator.reset_prefix_cache()
         if done:
-            self._stats.reset = True
+            self._lookups.record_reset()
         return done
 
     def start_epoch(self) -> None:
@@ -377,29 +374,19 @@ class KVCacheManager:
         `hit`: what was found, to count which group limited it.
         """
         if self.enable_caching and not request.skip_prefix_lookup:
-            preempted = request.num_preemptions > 0
-            self._stats.record(request.num_tokens, num_hit_tokens, preempted)
-            if hit is not None and hit.limiting_group >= 0 and not preempted:
-                self._stats.record_limit(hit.limiting_group, max(0, hit.shared_prefix_boundary - hit.num_tokens))
+            self._lookups.record(request, num_hit_tokens, hit)
 
     def record_external_lookup(self, request: Request, num_local_tokens: int, num_hit_tokens: int) -> None:
         """Counts one lookup in an external source, at admission. Those of preempted requests do not count."""
-        if request.num_preemptions == 0:
-            self._stats.record_external(request.num_tokens - num_local_tokens, num_hit_tokens)
+        self._lookups.record_external(request, num_local_tokens, num_hit_tokens)
 
     def take_prefix_cache_stats(self) -> PrefixCacheStats:
         """The counts since the last call."""
-        stats = self._stats
-        self._taken_stats.add(stats)
-        self._stats = PrefixCacheStats(len(self.config.groups))
-        return stats
+        return self._lookups.take()
 
     def prefix_cache_totals(self) -> PrefixCacheStats:
         """The counts since the beginning, whoever has taken some of them, in a fresh object."""
-        totals = PrefixCacheStats(len(self.config.groups))
-        totals.add(self._taken_stats)
-        totals.add(self._stats)
-        return totals
+        return self._lookups.totals()
 
     def check(self) -> None:
         """Proves the invariants of every layer. O(blocks): for tests, replay --check and hunting bugs."""
@@ -423,7 +410,7 @@ class KVCacheManager:
         num_computed = request.num_computed_tokens
         new_end = num_computed + num_new_tokens
         if new_end > self._max_end:
-            raise self._too_long(request, new_end)
+            raise too_long(request, new_end, self.max_model_len)
         slots_end: i64 = min(new_end + num_lookahead_tokens, self._max_end)
         # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
         cache_end = min(new_end, request.num_tokens)
@@ -438,9 +425,7 @@ class KVCacheManager:
         new_blocks = self._no_blocks
         if takes and (flat is None or not coordinator.grow(held, slots_end, row, flat)):
             # Without `flat`, or too few are free: then `shortage` says how many.
-            ranges = SlotRanges(
-                num_computed, num_computed, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request)
-            )
+            ranges = growth_ranges(request, new_end, slots_end)
             if self._is_short(request, held, self._no_hit, ranges):
                 return None
             new_blocks = coordinator.take_blocks(held, ranges)
@@ -466,11 +451,7 @@ class KVCacheManager:
         rule = _NO_RULE if admission is None else admission
         watermark = self._watermark_blocks if rule.has_scheduled_requests else 0
         if rule.full_sequence_must_fit:
-            end = min(request.num_tokens, self.max_model_len)
-            computed_end = min(ranges.computed_end, self.max_model_len)
-            gate = SlotRanges(
-                ranges.local_end, computed_end, end, end, ranges.num_encoder_tokens, ranges.prefill_end, is_gate=True
-            )
+            gate = ranges.whole_sequence(request, self.max_model_len)
             if self._is_short(request, held, hit, gate, watermark):
                 return None
         if held is not None:
@@ -513,10 +494,6 @@ class KVCacheManager:
         )
         return True
 
-    def _gate_ranges(self, num_tokens: int, num_encoder_tokens: int) -> SlotRanges:
-        end = min(num_tokens, self.max_model_len)
-        return SlotRanges(0, 0, end, end, num_encoder_tokens, end, is_gate=True)
-
     def _hash(self, request: Request, num_tokens: int) -> None:
         """Hashes what is full at num_tokens tokens. Comes before blocks are taken: wrong tokens raise here."""
         if num_tokens // self._hash_block_size > len(request.block_hashes):
@@ -525,50 +502,9 @@ class KVCacheManager:
     def _require_can_grow(self, request: Request, num_new_tokens: int) -> None:
         """Raises now what _grow would raise, so that a call for many requests raises before it takes anything."""
         self._coordinator.require_held(request.request_id)
-        new_end = request.num_computed_tokens + num_new_tokens
-        if num_new_tokens <= 0:
-            raise RequestError(
-                f"num_new_tokens={num_new_tokens}: a step of request {request.request_id!r} needs a token to compute"
-            )
-        if new_end > self.max_model_len:
-            raise self._too_long(request, new_end)
+        require_sound_growth(request, num_new_tokens, self.max_model_len)
         if self.enable_caching:
-            self._hash(request, min(new_end, request.num_tokens))
-
-    def _too_long(self, request: Request, num_tokens: int) -> RequestError:
-        return RequestError(
-            f"request {request.request_id!r}: {num_tokens} tokens are more than max_model_len={self.max_model_len}; "
-            "nothing was changed"
-        )
-
-    def _require_sound_start(self, request: Request, hit: PrefixHit, ranges: SlotRanges) -> None:
-        request_id = request.request_id
-        num_new = ranges.new_end - min(ranges.computed_end, self.max_model_len)
-        num_external = ranges.num_external
-        if ranges.new_end > self.max_model_len:
-            raise self._too_long(request, ranges.new_end)
-        if ranges.slots_end < ranges.new_end:
-            raise RequestError(f"request {request_id!r}: num_lookahead_tokens is negative; give 0 or more")
-        if num_new < 0 or num_external < 0 or (num_new == 0 and num_external == 0 and hit.num_tokens == 0):
-            raise RequestError(
-                f"num_new_tokens={num_new}: a step of request {request_id!r} needs a token to compute, unless it "
-                "adopts computed ones (a prefix hit or external tokens)"
-            )
-        if self._coordinator.get(request_id) is not None:
-            if hit.num_tokens > 0 or num_external > 0:
-                raise RequestError(
-                    f"request {request_id!r} holds blocks already: a prefix hit or external tokens can only start one"
-                )
-        elif request.num_computed_tokens > 0:
-            raise RequestError(
-                f"request {request_id!r} counts {request.num_computed_tokens} computed tokens but holds no blocks: "
-                "set num_computed_tokens to 0 when you free it"
-            )
-
-
-def _prefill_end(request: Request) -> int:
-    """Where the known tokens end that are computed before the next new one: a resumed request's output counts too."""
-    return max(request.num_prompt_tokens, request.num_tokens - 1)
+            self._hash(request, min(request.num_computed_tokens + num_new_tokens, request.num_tokens))
 
 
 # Of a request that just takes what is free.

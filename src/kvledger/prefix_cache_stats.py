@@ -1,5 +1,10 @@
 """Counts of prefix-cache lookups since they were last taken, as vLLM counts them: per admission, in tokens."""
 
+from typing import Final
+
+from kvledger.kv_cache_blocks import PrefixHit
+from kvledger.request import Request
+
 
 class PrefixCacheStats:
     """Lookups of requests that were preempted before are counted apart: finding one's own blocks is no reuse.
@@ -59,3 +64,42 @@ class PrefixCacheStats:
         self.external_queries += other.external_queries
         self.external_hits += other.external_hits
         self.reset = self.reset or other.reset
+
+
+class LookupCounter:
+    """Counts lookups of one ledger; who takes the counts now and then does not take them from the totals."""
+
+    def __init__(self, num_groups: int) -> None:
+        self._num_groups: Final = num_groups
+        self._taken: Final = PrefixCacheStats(num_groups)
+        self._stats: PrefixCacheStats = PrefixCacheStats(num_groups)
+
+    def record(self, request: Request, num_hit_tokens: int, hit: PrefixHit | None) -> None:
+        """Counts one lookup. `hit`: what was found, to count which group limited it."""
+        preempted = request.num_preemptions > 0
+        self._stats.record(request.num_tokens, num_hit_tokens, preempted)
+        if hit is not None and hit.limiting_group >= 0 and not preempted:
+            self._stats.record_limit(hit.limiting_group, max(0, hit.shared_prefix_boundary - hit.num_tokens))
+
+    def record_external(self, request: Request, num_local_tokens: int, num_hit_tokens: int) -> None:
+        """Counts one lookup in an external source. Those of preempted requests do not count."""
+        if request.num_preemptions == 0:
+            self._stats.record_external(request.num_tokens - num_local_tokens, num_hit_tokens)
+
+    def record_reset(self) -> None:
+        """The cache was reset."""
+        self._stats.reset = True
+
+    def take(self) -> PrefixCacheStats:
+        """The counts since the last call."""
+        stats = self._stats
+        self._taken.add(stats)
+        self._stats = PrefixCacheStats(self._num_groups)
+        return stats
+
+    def totals(self) -> PrefixCacheStats:
+        """The counts since the beginning, in a fresh object."""
+        totals = PrefixCacheStats(self._num_groups)
+        totals.add(self._taken)
+        totals.add(self._stats)
+        return totals

@@ -15,6 +15,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from kvledger.request import Request
+
 
 @mypyc_attr(acyclic=True)
 class SlotRanges:
@@ -46,3 +48,39 @@ class SlotRanges:
     @property
     def num_external(self) -> int:
         return self.computed_end - self.local_end
+
+    def whole_sequence(self, request: Request, max_model_len: int) -> "SlotRanges":
+        """All of the request's tokens behind the same computed ones, as a gate."""
+        end = min(request.num_tokens, max_model_len)
+        computed_end = min(self.computed_end, max_model_len)
+        return SlotRanges(
+            self.local_end, computed_end, end, end, self.num_encoder_tokens, self.prefill_end, is_gate=True
+        )
+
+
+def sequence_ranges(num_tokens: int, num_encoder_tokens: int, max_model_len: int) -> SlotRanges:
+    """A gate for a sequence of which nothing is computed."""
+    end = min(num_tokens, max_model_len)
+    return SlotRanges(0, 0, end, end, num_encoder_tokens, end, is_gate=True)
+
+
+def growth_ranges(request: Request, new_end: int, slots_end: int) -> SlotRanges:
+    """A running request's next step."""
+    computed_end = request.num_computed_tokens
+    return SlotRanges(computed_end, computed_end, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request))
+
+
+def start_ranges(
+    request: Request, num_new: int, num_hit: int, num_external: int, num_lookahead: int, max_model_len: int
+) -> SlotRanges:
+    """The first step of a request that starts, or comes back, with a hit and external tokens."""
+    local_end = request.num_computed_tokens + num_hit
+    computed_end = local_end + num_external
+    new_end = min(computed_end, max_model_len) + num_new
+    slots_end = min(new_end + num_lookahead, max_model_len)
+    return SlotRanges(local_end, computed_end, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request))
+
+
+def _prefill_end(request: Request) -> int:
+    """Where the known tokens end that are computed before the next new one: a resumed request's output counts too."""
+    return max(request.num_prompt_tokens, request.num_tokens - 1)

@@ -32,8 +32,9 @@ LAYERS = {
         "hybrid_coordinator",
         "prompt_split",
         "miss_explainer",
-        "kv_cache_manager",
         "prefix_cache_stats",
+        "allocation_checks",
+        "kv_cache_manager",
     ],
     6: ["scheduler"],
     # The tables of the workers. The rest of worker/ is interpreted, works with torch, and is a tool as far as rules go.

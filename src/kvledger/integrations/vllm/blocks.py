@@ -5,7 +5,7 @@ only if somebody asks for those: the scheduler wants ids, which the compiled sid
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks as VllmBlocks
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
@@ -76,14 +76,6 @@ class BlockViews:
 class NoBlocks(VllmBlocks):  # type: ignore[misc]
     """No blocks in any group."""
 
-    @overload
-    def get_block_ids(
-        self, allow_none: Literal[False] = False, *, group_ids: Sequence[int] | None = None
-    ) -> tuple[list[int], ...]: ...
-    @overload
-    def get_block_ids(
-        self, allow_none: Literal[True] = True, *, group_ids: Sequence[int] | None = None
-    ) -> tuple[list[int], ...] | None: ...
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
@@ -105,14 +97,6 @@ class LedgerBlocks(VllmBlocks):  # type: ignore[misc]
         of = self._views.of
         return tuple([of(block) for block in group] for group in self.ours.blocks)
 
-    @overload
-    def get_block_ids(
-        self, allow_none: Literal[False] = False, *, group_ids: Sequence[int] | None = None
-    ) -> tuple[list[int], ...]: ...
-    @overload
-    def get_block_ids(
-        self, allow_none: Literal[True] = True, *, group_ids: Sequence[int] | None = None
-    ) -> tuple[list[int], ...] | None: ...
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
