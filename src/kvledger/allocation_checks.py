@@ -52,3 +52,15 @@ def require_sound_start(
             f"request {request_id!r} counts {request.num_computed_tokens} computed tokens but holds no blocks: "
             "set num_computed_tokens to 0 when you free it"
         )
+
+
+def require_sound_fork(parent: Request, child: Request, child_holds_blocks: bool) -> None:
+    """The child has no blocks yet and starts with the tokens that the parent's workers have computed."""
+    num_tokens = parent.num_processed_tokens
+    if child_holds_blocks:
+        raise RequestError(f"request {child.request_id!r} holds blocks already; a fork starts without any")
+    if not 0 < num_tokens <= child.num_tokens or child.tokens.pack(0, num_tokens) != parent.tokens.pack(0, num_tokens):
+        raise RequestError(
+            f"request {child.request_id!r} is no fork of {parent.request_id!r}: their first {num_tokens} computed "
+            "tokens differ, or there are none"
+        )

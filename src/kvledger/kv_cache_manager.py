@@ -13,7 +13,7 @@ from typing import Final
 
 from mypy_extensions import i32, i64
 
-from kvledger.allocation_checks import require_sound_growth, require_sound_start, too_long
+from kvledger.allocation_checks import require_sound_fork, require_sound_growth, require_sound_start, too_long
 from kvledger.block_copies import BlockCopy
 from kvledger.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.block_pool import BlockPool, PoolOccupancy
@@ -299,17 +299,8 @@ class KVCacheManager:
         have finished, parent.num_processed_tokens, which becomes the child's computed count by the caller's hand.
         RequestError when the child holds blocks or has no such prefix.
         """
-        num_tokens = parent.num_processed_tokens
-        if self._coordinator.get(child.request_id) is not None:
-            raise RequestError(f"request {child.request_id!r} holds blocks already; a fork starts without any")
-        if not 0 < num_tokens <= child.num_tokens or child.tokens.pack(0, num_tokens) != parent.tokens.pack(
-            0, num_tokens
-        ):
-            raise RequestError(
-                f"request {child.request_id!r} is no fork of {parent.request_id!r}: their first {num_tokens} computed "
-                "tokens differ, or there are none"
-            )
-        return self._coordinator.fork(parent.request_id, child, num_tokens)
+        require_sound_fork(parent, child, self.holds_blocks(child))
+        return self._coordinator.fork(parent.request_id, child, parent.num_processed_tokens)
 
     def num_blocks_to_fork(self, parent: Request, num_forks: int = 1) -> int:
         """Free blocks that so many forks of that request take; more than there are when another pool has not enough."""
