@@ -331,7 +331,7 @@ class ManagerPair:
 
 
 def _events(manager: Any) -> list[str]:
-    """Tokens as a list: vLLM's request shows a view of its own."""
+    """As text: token ids are a list in one and a view of the request's in the other, and print alike."""
     return [repr(event) for event in manager.take_events()]
 
 
