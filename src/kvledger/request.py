@@ -178,8 +178,8 @@ class Request:
     def truncate(self, num_tokens: int) -> None:
         """Cuts the sequence to its first num_tokens tokens, as a resumed session does; what remains is its new prompt.
 
-        The hashes go with the tokens that they cover. For a request that no scheduler or ledger has (any more):
-        RequestError while it has computed tokens.
+        The hashes go with the tokens that they cover; hashes that the caller gave all go. For a request that no
+        scheduler or ledger has (any more): RequestError while it has computed tokens.
         """
         if self.num_computed_tokens > 0 or self.status is RequestStatus.RUNNING:
             raise RequestError(f"request {self.request_id!r} is {self.status.value}: free it before cutting its tokens")
@@ -190,6 +190,7 @@ class Request:
         self.tokens.truncate(num_tokens)
         self.num_tokens = num_tokens
         self.num_prompt_tokens = num_tokens
-        if self.block_hashes:
-            # A new list: whoever keeps the old one knows hashes of the tokens that were.
-            self.block_hashes = self.block_hashes[: num_tokens // self.hash_block_size]
+        # A new list: whoever keeps the old one knows hashes of the tokens that were. What the caller's hashes cover is
+        # not known here: the caller gives them again.
+        num_hashes = num_tokens // self.hash_block_size if self.hash_block_size > 0 else 0
+        self.block_hashes = self.block_hashes[:num_hashes]

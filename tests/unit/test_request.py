@@ -75,6 +75,13 @@ def test_truncating_cuts_tokens_and_hashes_and_makes_the_rest_the_prompt() -> No
     assert a.tokens.token_ids(0, 3) == [0, 1, 2]
 
 
+def test_truncating_drops_hashes_that_the_caller_gave() -> None:
+    req = request("a", 10)
+    req.block_hashes = [b"first", b"second"]
+    req.truncate(8)
+    assert (req.num_tokens, req.block_hashes) == (8, [])
+
+
 def test_truncating_is_refused_while_running_and_beyond_the_tokens() -> None:
     a = request("a", 4)
     for num_tokens in (0, 5):
