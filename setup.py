@@ -13,15 +13,8 @@ from pathlib import Path
 
 from setuptools import setup
 
-PACKAGE = Path("src/kvledger")
-# Layers 1 to 6 and the tables of layer 7, one compilation unit. __init__ files stay interpreted: they only re-export
-# names. The rest of worker/ works with torch.
-COMPILED = sorted(
-    str(path)
-    for pattern in ("*.py", "managers/*.py", "scheduler/*.py", "worker/block_table*.py", "worker/slots.py")
-    for path in PACKAGE.glob(pattern)
-    if path.name not in ("__init__.py", "__main__.py")
-)
+# core/ is what is compiled, as one unit. __init__ files stay interpreted: they hold no code.
+COMPILED = sorted(str(path) for path in Path("src/kvledger/core").rglob("*.py") if path.name != "__init__.py")
 
 
 def missing_for_compiling() -> str | None:

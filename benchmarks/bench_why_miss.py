@@ -19,10 +19,10 @@ from kvledger import (
     make_block_hasher,
 )
 from kvledger.bench.operation import Operation, num_runs
-from kvledger.replay.prompts import make_prompt_maker
-from kvledger.replay.trace_formats import open_trace, sample_path
-from kvledger.replay.trace_request import TraceRequest
 from kvledger.scheduler import Scheduler, SchedulerConfig
+from kvledger.traces.formats import open_trace, sample_path
+from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.trace_request import TraceRequest
 
 QUESTION = "why did it miss"
 BLOCK_SIZE = 16

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 
 from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager, Request, make_block_hasher
+from kvledger.core.tables import BlockTable, slot_mapping
 from kvledger.scheduler import Scheduler, SchedulerConfig
-from kvledger.worker import BlockTable, slot_mapping
 
 BLOCK_SIZE = 16
 NUM_RUNNING = 64

@@ -17,23 +17,23 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.instructions import UPDATE, read_counts, write_counts
 
-PACKAGE = "src/kvledger"
+PACKAGE = "src/kvledger/core"
 HOT = (
-    "block",
-    "block_pool",
-    "prefix_index",
-    "coordinator",
-    "kv_cache_manager",
-    "new_blocks",
-    "request",
-    "tokens",
-    "managers/base",
-    "managers/full_attention",
+    "blocks/block",
+    "blocks/block_pool",
+    "blocks/prefix_index",
+    "ledger/coordinator",
+    "ledger/kv_cache_manager",
+    "blocks/new_blocks",
+    "requests/request",
+    "requests/tokens",
+    "groups/base",
+    "groups/full_attention",
     "scheduler/running_pass",
     "scheduler/step",
     "scheduler/scheduler",
-    "worker/block_table",
-    "worker/slots",
+    "tables/block_table",
+    "tables/slots",
 )
 
 # What mypyc's report has for a slow line: its number and text, then the hint.

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvledger import Request
+from kvledger.core.tables import BlockTables
 from kvledger.scheduler import (
     ExternalHit,
     ExternalKVSource,
@@ -22,7 +23,6 @@ from kvledger.scheduler import (
     SchedulerOutput,
     StallDetector,
 )
-from kvledger.worker import BlockTables
 from tests.account_checker import AccountChecker
 from tests.helpers import BLOCK_SIZE, Journal, ledger
 from tests.wait_checker import WaitChecker

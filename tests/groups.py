@@ -9,8 +9,8 @@ held(manager, a)                                  how many blocks it holds per g
 from typing import Any
 
 from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheManager, KVCacheSpec, Request
-from kvledger.managers.base import GroupBlocks, SingleTypeKVCacheManager
-from kvledger.spec import (
+from kvledger.core.groups.base import GroupBlocks, SingleTypeKVCacheManager
+from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
     CrossAttentionSpec,

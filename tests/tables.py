@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kvledger import KVCacheSpec, Request
+from kvledger.core.groups.spec import MambaSpec
+from kvledger.core.tables import BlockTables
 from kvledger.scheduler import RequestOutput, Scheduler, SchedulerConfig, SchedulerOutput
-from kvledger.spec import MambaSpec
-from kvledger.worker import BlockTables
 from tests.groups import hybrid
 from tests.property.worker import first_read
 

@@ -8,28 +8,16 @@ request = Request("r1", [1, 2, 3])
 blocks = manager.allocate_slots(request, 3, manager.get_computed_blocks(request))
 """
 
-from kvledger.block import FreeKVCacheBlockQueue, KVCacheBlock
-from kvledger.block_copies import BlockCopy
-from kvledger.block_hash import (
-    BlockHasher,
-    ChainedBlockHasher,
-    GivenBlockHasher,
-    Sha256BlockHasher,
-    VerifiedBlockHasher,
-    make_block_hasher,
-)
-from kvledger.block_pool import BlockPool, PoolOccupancy
-from kvledger.block_residency import BlockResidency, BlockStay
-from kvledger.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
-from kvledger.kv_cache_manager import KVCacheManager
-from kvledger.managers.policy import DraftRule
-from kvledger.managers.registry import ManagerRegistry
-from kvledger.miss_explainer import MissExplainer
-from kvledger.new_blocks import NewBlocks, RunningSlots
-from kvledger.observer import EvictionCause, LedgerObserver, LedgerObservers
-from kvledger.prompt_split import MissConfig, MissTotals, PromptAccount, PromptSplit
-from kvledger.request import Adapter, MultiModalItem, Request, RequestStatus
-from kvledger.spec import (
+from kvledger.core.blocks.block import FreeKVCacheBlockQueue, KVCacheBlock
+from kvledger.core.blocks.block_pool import BlockPool, PoolOccupancy
+from kvledger.core.blocks.block_residency import BlockResidency, BlockStay
+from kvledger.core.blocks.holds import BlockCopy
+from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
+from kvledger.core.blocks.new_blocks import NewBlocks, RunningSlots
+from kvledger.core.blocks.observer import EvictionCause, LedgerObserver, LedgerObservers
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.groups.registry import ManagerRegistry
+from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
     CrossAttentionSpec,
@@ -44,7 +32,19 @@ from kvledger.spec import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
-from kvledger.tokens import pack_tokens, unpack_tokens
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.requests.block_hash import (
+    BlockHasher,
+    ChainedBlockHasher,
+    GivenBlockHasher,
+    Sha256BlockHasher,
+    VerifiedBlockHasher,
+    make_block_hasher,
+)
+from kvledger.core.requests.request import Adapter, MultiModalItem, Request, RequestStatus
+from kvledger.core.requests.tokens import pack_tokens, unpack_tokens
+from kvledger.core.watch.miss_explainer import MissExplainer
+from kvledger.core.watch.prompt_split import MissConfig, MissTotals, PromptAccount, PromptSplit
 
 __version__ = "0.1.0"
 
@@ -105,7 +105,7 @@ __all__ = [
 
 def build_info() -> str:
     """One line: the version and whether the compiled or the pure build is loaded."""
-    from kvledger import block_pool
+    from kvledger.core.blocks import block_pool
 
     build = "pure Python" if (block_pool.__file__ or "").endswith(".py") else "compiled"
     return f"kvledger {__version__} ({build})"

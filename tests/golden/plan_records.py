@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvledger.core.groups.spec import AttentionSpec, KVCacheSpec, MambaSpec
 from kvledger.models.facts import model_facts
 from kvledger.models.sources import find_in_catalogue, from_catalogue
-from kvledger.sizing.gpus import find_gpu
-from kvledger.sizing.options import EngineOptions
-from kvledger.sizing.plan import Plan, PlanRequest
-from kvledger.sizing.refusal import HEADS, NO_BACKEND, NO_PROMOTION, TOO_LONG
-from kvledger.sizing.versions import version_rules
-from kvledger.spec import AttentionSpec, KVCacheSpec, MambaSpec
+from kvledger.plan.gpus import find_gpu
+from kvledger.plan.options import EngineOptions
+from kvledger.plan.plan import Plan, PlanRequest
+from kvledger.plan.refusal import HEADS, NO_BACKEND, NO_PROMOTION, TOO_LONG
+from kvledger.plan.versions import version_rules
 
 DATA = Path(__file__).parent / "data"
 Record = dict[str, Any]

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from kvledger.core.groups.spec import AttentionSpec, ChunkedLocalAttentionSpec, KVCacheSpec, MambaSpec
 from kvledger.errors import ConfigError
 from kvledger.models.config import read_config
 from kvledger.models.facts import ModelFacts, model_facts
 from kvledger.models.layers import CacheSettings
 from kvledger.models.shards import Ranks
 from kvledger.models.weights import rank_weight_bytes
-from kvledger.spec import AttentionSpec, ChunkedLocalAttentionSpec, KVCacheSpec, MambaSpec
 
 DATA = Path(__file__).parent / "data" / "vllm-0.32-families.jsonl.gz"
 Family = dict[str, Any]

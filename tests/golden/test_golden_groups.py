@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvledger.errors import ConfigError
-from kvledger.sizing.groups import group_layers
-from kvledger.sizing.pool import RequestLimits, blocks_per_request, worker_pool
-from kvledger.sizing.refusal import RefusedError
-from kvledger.spec import (
+from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -20,6 +16,10 @@ from kvledger.spec import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from kvledger.errors import ConfigError
+from kvledger.plan.groups import group_layers
+from kvledger.plan.pool import RequestLimits, blocks_per_request, worker_pool
+from kvledger.plan.refusal import RefusedError
 
 DATA = Path(__file__).parent / "data" / "vllm-0.32-groups.jsonl.gz"
 Case = dict[str, Any]

@@ -11,13 +11,13 @@ import pytest
 
 from kvledger.models.facts import model_facts
 from kvledger.models.sources import find_in_catalogue, from_catalogue
-from kvledger.sizing.ask import Asked, asked_by_log
-from kvledger.sizing.gpus import GIB, find_gpu
-from kvledger.sizing.logs import LogFacts, check_log
-from kvledger.sizing.memory import NOTHING_MEASURED
-from kvledger.sizing.options import EngineOptions
-from kvledger.sizing.plan import PlanRequest, make_plan
-from kvledger.sizing.versions import VERSIONS, version_rules
+from kvledger.plan.ask import Asked, asked_by_log
+from kvledger.plan.gpus import GIB, find_gpu
+from kvledger.plan.logs import LogFacts, check_log
+from kvledger.plan.memory import NOTHING_MEASURED
+from kvledger.plan.options import EngineOptions
+from kvledger.plan.plan import PlanRequest, make_plan
+from kvledger.plan.versions import VERSIONS, version_rules
 
 LOGS = Path(__file__).parent / "data" / "public-logs.jsonl.gz"
 

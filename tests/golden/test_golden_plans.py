@@ -6,9 +6,9 @@ import pytest
 
 from kvledger.models.shards import Ranks
 from kvledger.models.weights import rank_weight_bytes
-from kvledger.sizing.plan import make_plan
-from kvledger.sizing.pool import pipeline_stages
-from kvledger.sizing.refusal import RefusedError
+from kvledger.plan.plan import make_plan
+from kvledger.plan.pool import pipeline_stages
+from kvledger.plan.refusal import RefusedError
 from tests.golden.plan_records import Record, comparable, differences, records, refusal_kind, request_of
 
 VERSIONS = ("0.33", "0.32")

@@ -8,7 +8,7 @@ from vllm.v1 import kv_cache_interface as theirs
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 
-from kvledger import spec as ours
+from kvledger.core.groups import spec as ours
 from kvledger.errors import BlockError
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.specs import our_spec

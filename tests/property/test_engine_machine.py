@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvledger import RequestStatus
+from kvledger.engine.ngram_drafter import NgramDrafter
 from kvledger.errors import RequestTooLargeError
-from kvledger.worker.ngram_drafter import NgramDrafter
 from tests.unit.engine.storyteller import Stage, chanting, rambling
 
 MAX_MODEL_LEN = 40

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvledger import AdmissionRule, BlockCopy, KVCacheManager, KVCacheSpec, Request
-from kvledger.managers.base import SingleTypeKVCacheManager
-from kvledger.managers.mamba import AlignedMambaManager, StateBlocks
-from kvledger.managers.policy import DraftRule
-from kvledger.spec import ChunkedLocalAttentionSpec
+from kvledger.core.groups.base import SingleTypeKVCacheManager
+from kvledger.core.groups.mamba import AlignedMambaManager, StateBlocks
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.groups.spec import ChunkedLocalAttentionSpec
 from tests import groups
 from tests.conftest import LONG
 from tests.groups import held, hybrid, managers_of, tables

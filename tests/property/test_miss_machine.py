@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvledger import EvictionCause, KVCacheBlock, KVCacheManager, LedgerObserver, MissConfig, PromptAccount, Request
-from kvledger.content_twins import MAX_ALIKE
+from kvledger.core.watch.content_twins import MAX_ALIKE
 from tests.conftest import LONG
 from tests.helpers import kv_config, pool_of
 

@@ -6,7 +6,7 @@ orders.
 """
 
 from kvledger import BlockCopy, KVCacheSpec
-from kvledger.spec import (
+from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
     CrossAttentionSpec,

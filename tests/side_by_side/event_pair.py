@@ -11,7 +11,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
 from kvledger import Adapter, BlockHasher, GivenBlockHasher, KVCacheManager, MultiModalItem, Request
-from kvledger.cache_changes import CacheChange, CacheChanges
+from kvledger.core.watch.cache_changes import CacheChange, CacheChanges
 from kvledger.events import CacheView, EventBuilder, EventStyle, LedgerEvents, ZmqOptions, ZmqSink
 from kvledger.events.event_types import AnyEvent, BlockRemoved
 from kvledger.events.event_types import KVEventBatch as OurBatch

@@ -7,7 +7,7 @@ from math import gcd, lcm
 import torch
 from vllm.v1 import kv_cache_interface as theirs
 
-import kvledger.spec as ours
+import kvledger.core.groups.spec as ours
 from kvledger import KVCacheConfig, KVCacheGroupSpec
 
 

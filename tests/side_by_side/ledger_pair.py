@@ -18,7 +18,7 @@ from kvledger import (
     Request,
     Sha256BlockHasher,
 )
-from kvledger.managers.policy import DraftRule
+from kvledger.core.groups.policy import DraftRule
 from tests.side_by_side import reference
 from tests.side_by_side.layouts import Layout
 

@@ -5,7 +5,7 @@ import random
 import numpy
 from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as vllm_drafts
 
-from kvledger.worker.ngram_drafter import NgramDrafter
+from kvledger.engine.ngram_drafter import NgramDrafter
 
 
 def test_drafts_are_the_same() -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from kvledger import Sha256BlockHasher
-from kvledger.replay.prompts import TokenPrompts
-from kvledger.replay.trace_formats import open_trace, sample_path
+from kvledger.traces.formats import open_trace, sample_path
+from kvledger.traces.prompts import TokenPrompts
 from tests.side_by_side.layouts import Group, Layout
 from tests.side_by_side.scheduler_pair import Limits, SchedulerPair, Work
 

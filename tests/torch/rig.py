@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from kvledger import KVCacheConfig, KVCacheManager, Request
-from kvledger.integrations.transformers import TransformersModel, kv_cache_layout
+from kvledger.core.groups.spec import SlidingWindowSpec
+from kvledger.engine.sampling_params import SamplingParams
+from kvledger.engine.transformers_model import TransformersModel, kv_cache_layout
+from kvledger.engine.worker import Worker
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
-from kvledger.spec import SlidingWindowSpec
-from kvledger.worker.sampling_params import SamplingParams
-from kvledger.worker.worker import Worker
 from tests.helpers import cached_ids, free_order
 from tests.torch.models import continuation, tiny_model
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kvledger import BlockCopy, BlockPool, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from kvledger.core.groups.spec import HostResidentSpec, KVCacheSpec, SlidingWindowSpec
+from kvledger.engine.kv_tensors import KVTensors
+from kvledger.engine.transformers_model import kv_cache_layout
 from kvledger.errors import ConfigError
-from kvledger.integrations.transformers import kv_cache_layout
-from kvledger.sizing.groups import GroupLayout
-from kvledger.spec import HostResidentSpec, KVCacheSpec, SlidingWindowSpec
-from kvledger.worker.kv_tensors import KVTensors
+from kvledger.plan.groups import GroupLayout
 from tests.torch.models import tiny_config
 
 BLOCKS = 5

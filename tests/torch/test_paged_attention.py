@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from kvledger.errors import BlockError, KVLedgerError
-from kvledger.worker import BlockTable
-from kvledger.worker.kv_tensors import KVTensors
-from kvledger.worker.paged_attention import (
+from kvledger.core.tables import BlockTable
+from kvledger.engine.kv_tensors import KVTensors
+from kvledger.engine.paged_attention import (
     AttentionRule,
     GroupStep,
     PagedAttention,
@@ -15,6 +14,7 @@ from kvledger.worker.paged_attention import (
     attention,
     spelled_out_attention,
 )
+from kvledger.errors import BlockError, KVLedgerError
 
 CPU = torch.device("cpu")
 

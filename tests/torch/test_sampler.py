@@ -7,10 +7,10 @@ from math import sqrt
 import pytest
 import torch
 
+from kvledger.engine.ngram_drafter import NgramDrafter
+from kvledger.engine.sampler import SampledRows, Sampler
+from kvledger.engine.sampling_params import GREEDY, SamplingParams
 from kvledger.errors import KVLedgerError
-from kvledger.worker.ngram_drafter import NgramDrafter
-from kvledger.worker.sampler import SampledRows, Sampler
-from kvledger.worker.sampling_params import GREEDY, SamplingParams
 
 # A vocabulary of five tokens with these chances at temperature 1.
 CHANCES = [0.5, 0.25, 0.15, 0.08, 0.02]

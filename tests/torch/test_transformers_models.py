@@ -13,16 +13,16 @@ from transformers import (
 )
 
 from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheManager, Request
+from kvledger.core.groups.spec import KVCacheGroupSpec, SlidingWindowSpec
+from kvledger.engine.transformers_model import TransformersModel, facts_of, kv_cache_layout
+from kvledger.engine.worker import Worker
 from kvledger.errors import ConfigError
-from kvledger.integrations.transformers import TransformersModel, facts_of, kv_cache_layout
 from kvledger.models.sources import load_model
+from kvledger.plan.gpus import find_gpu
+from kvledger.plan.options import EngineOptions
+from kvledger.plan.plan import PlanRequest, make_plan
+from kvledger.plan.versions import version_rules
 from kvledger.scheduler import Scheduler, SchedulerConfig
-from kvledger.sizing.gpus import find_gpu
-from kvledger.sizing.options import EngineOptions
-from kvledger.sizing.plan import PlanRequest, make_plan
-from kvledger.sizing.versions import version_rules
-from kvledger.spec import KVCacheGroupSpec, SlidingWindowSpec
-from kvledger.worker.worker import Worker
 from tests.torch.models import WINDOW, prompt, tiny_config, tiny_model
 from tests.torch.rig import Rig
 

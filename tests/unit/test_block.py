@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvledger import FreeKVCacheBlockQueue, KVCacheBlock
-from kvledger.block import make_blocks
+from kvledger.core.blocks.block import make_blocks
 from kvledger.errors import BlockError, InvariantError, OutOfBlocksError
 
 

@@ -26,7 +26,7 @@ def test_one_build_is_loaded_and_it_is_the_expected_one() -> None:
 
 
 def test_build_info_and_the_version_option_name_the_loaded_build(capsys: pytest.CaptureFixture[str]) -> None:
-    build = "pure Python" if is_pure("block_pool") else "compiled"
+    build = "pure Python" if is_pure("core.blocks.block_pool") else "compiled"
     assert kvledger.build_info() == f"kvledger {kvledger.__version__} ({build})"
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == kvledger.build_info() + "\n"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvledger.core.scheduler.external import ExternalLoads
 from kvledger.errors import RequestError
 from kvledger.scheduler import ExternalHit
-from kvledger.scheduler.external import ExternalLoads
 from tests.helpers import request
 
 

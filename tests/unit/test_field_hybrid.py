@@ -3,8 +3,8 @@
 import pytest
 
 from kvledger import AdmissionRule, KVCacheManager, Request
-from kvledger.managers.policy import DraftRule
-from kvledger.units import cdiv
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.units import cdiv
 from tests.groups import chunks, compute, full, hybrid, ring, state, tables, window
 from tests.helpers import admit, admitted, cached_ids, free_order, hit, leave, other, request
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from kvledger import AdmissionRule, KVCacheManager, KVCacheSpec, Sha256BlockHasher
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.ledger.hit_search import HybridKVCacheCoordinator
 from kvledger.errors import ConfigError
-from kvledger.hybrid_coordinator import HybridKVCacheCoordinator
-from kvledger.managers.policy import DraftRule
 from tests.groups import (
     chunked,
     chunks,

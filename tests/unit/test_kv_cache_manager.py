@@ -15,8 +15,8 @@ from kvledger import (
     PoolOccupancy,
     Sha256BlockHasher,
 )
+from kvledger.core.groups.spec import KVCacheSpec, SlidingWindowSpec
 from kvledger.errors import ConfigError, InvariantError, KVLedgerError, RequestError, UnknownRequestError
-from kvledger.spec import KVCacheSpec, SlidingWindowSpec
 from tests.groups import chunked, cross, full, host, hybrid, state, tables, window
 from tests.helpers import (
     Journal,

@@ -11,10 +11,10 @@ from kvledger import (
     KVCacheManager,
     KVCacheSpec,
 )
+from kvledger.core.groups.full_attention import FullAttentionManager
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.groups.registry import ManagerRegistry
 from kvledger.errors import ConfigError
-from kvledger.managers.full_attention import FullAttentionManager
-from kvledger.managers.policy import DraftRule
-from kvledger.managers.registry import ManagerRegistry
 from tests.helpers import admit, admitted, hit, ids, kv_config, leave, ledger, request
 
 

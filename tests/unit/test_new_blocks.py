@@ -1,7 +1,7 @@
 """NewBlocks: blocks of many requests, flat."""
 
 from kvledger import NewBlocks
-from kvledger.block import make_blocks
+from kvledger.core.blocks.block import make_blocks
 
 
 def grown() -> NewBlocks:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 
 from kvledger import KVCacheSpec
-from kvledger.managers.base import GroupBlocks, GroupHit, SingleTypeKVCacheManager
-from kvledger.managers.registry import ManagerRegistry
+from kvledger.core.groups.base import GroupBlocks, GroupHit, SingleTypeKVCacheManager
+from kvledger.core.groups.registry import ManagerRegistry
 from tests.groups import compute, full, held, hybrid, managers_of, tables, window
 from tests.helpers import admit, admitted, hit, leave, request
-from tests.unit.managers.test_sliding_window import walk
+from tests.unit.groups.test_sliding_window import walk
 
 
 @dataclass(frozen=True)

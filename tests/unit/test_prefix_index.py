@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvledger.block import KVCacheBlock, make_blocks
+from kvledger.core.blocks.block import KVCacheBlock, make_blocks
+from kvledger.core.blocks.prefix_index import PrefixIndex
 from kvledger.errors import BlockError, InvariantError
-from kvledger.prefix_index import PrefixIndex
 
 H, OTHER = b"hash", b"other"
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvledger import Request
+from kvledger.core.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, RequestQueue, make_request_queue
 from kvledger.scheduler import SchedulingPolicy
-from kvledger.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, RequestQueue, make_request_queue
 from tests.helpers import request
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MLAAttentionSpec
+from kvledger.core.units import cdiv, dtype_bytes, round_down
 from kvledger.errors import ConfigError, KVLedgerError
-from kvledger.units import cdiv, dtype_bytes, round_down
 
 
 def test_a_page_holds_keys_and_values_of_every_head_and_token() -> None:

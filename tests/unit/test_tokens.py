@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvledger import pack_tokens, unpack_tokens
+from kvledger.core.requests.tokens import TokenBuffer
 from kvledger.errors import RequestError
-from kvledger.tokens import TokenBuffer
 
 TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 

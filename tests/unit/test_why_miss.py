@@ -14,9 +14,9 @@ from kvledger import (
     Request,
     Sha256BlockHasher,
 )
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.watch.prompt_split import curve_blocks
 from kvledger.errors import ConfigError
-from kvledger.managers.policy import DraftRule
-from kvledger.prompt_split import curve_blocks
 from kvledger.scheduler import Scheduler, SchedulerConfig
 from tests.groups import chunked, chunks, cross, full, host, hybrid, mla, state, window
 from tests.helpers import admit, admitted, decode, hit, ids, leave, ledger, other, request

@@ -57,7 +57,7 @@ def _with_trace(case: Case, directory: Path) -> Case:
     """The case with its traffic from the bundled trace in a file."""
     if case.question != "replay":
         return case
-    from kvledger.replay.trace_formats import sample_path
+    from kvledger.traces.formats import sample_path
 
     if case.variant == "whole":
         # Not every peer reads compressed traces.
@@ -74,8 +74,8 @@ def _with_trace(case: Case, directory: Path) -> Case:
 def _recorded_prompts(num_requests: int) -> list[list[int]]:
     from kvledger import Sha256BlockHasher
     from kvledger.bench.workload import BLOCK_SIZE
-    from kvledger.replay.prompts import TokenPrompts
-    from kvledger.replay.trace_formats import open_trace, sample_path
+    from kvledger.traces.formats import open_trace, sample_path
+    from kvledger.traces.prompts import TokenPrompts
 
     maker = TokenPrompts(Sha256BlockHasher(BLOCK_SIZE))
     found: list[list[int]] = []

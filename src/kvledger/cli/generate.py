@@ -16,8 +16,8 @@ import typer
 from kvledger.cli.generate_options import GenerateOptions
 from kvledger.cli.options_command import OptionsCommand, in_option_words
 from kvledger.engine.options import EngineOptions
+from kvledger.engine.sampling_params import SamplingParams
 from kvledger.errors import ConfigError
-from kvledger.worker.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table

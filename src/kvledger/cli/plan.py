@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     # What plans is imported when a plan is asked for, so that --help stays quick.
     from rich.console import Console
 
-    from kvledger.sizing.ask import Asked
-    from kvledger.sizing.logs import LogCheck
-    from kvledger.sizing.plan import Plan
-    from kvledger.sizing.refusal import Refusal
+    from kvledger.plan.ask import Asked
+    from kvledger.plan.logs import LogCheck
+    from kvledger.plan.plan import Plan
+    from kvledger.plan.refusal import Refusal
 
 GIB = 1 << 30
 PASTED = "kvledger.pasted"
@@ -38,7 +38,7 @@ class PlanCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         if "--" in args:
-            from kvledger.sizing.command_line import parse_pasted
+            from kvledger.plan.command_line import parse_pasted
 
             split = args.index("--")
             pasted = parse_pasted(args[split + 1 :])
@@ -155,10 +155,10 @@ def plan(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
-    from kvledger.sizing.ask import Asked
-    from kvledger.sizing.counts import parse_count, parse_counts, parse_length
-    from kvledger.sizing.memory import MeasuredMemory
-    from kvledger.sizing.options import EngineOptions
+    from kvledger.plan.ask import Asked
+    from kvledger.plan.counts import parse_count, parse_counts, parse_length
+    from kvledger.plan.memory import MeasuredMemory
+    from kvledger.plan.options import EngineOptions
 
     if layout not in ("vllm", "best"):
         raise wrong_value("--layout", layout, "not a layout", "use vllm or best")
@@ -218,15 +218,15 @@ class Show:
 
 def print_plan(asked: "Asked", show: Show) -> int:
     """Prints one plan; returns 0 when it fits and 1 when it does not."""
-    from kvledger.sizing.ask import answer, build_request
+    from kvledger.plan.ask import answer, build_request
 
     return print_answer(answer(build_request(asked)), asked, show, ())
 
 
 def explain_log(asked: "Asked", path: str, show: Show) -> int:
     """Prints what a start-up log says and what a plan gives for it; returns 1 when a number differs."""
-    from kvledger.sizing.ask import answer, asked_by_log, build_request
-    from kvledger.sizing.logs import check_log, read_log
+    from kvledger.plan.ask import answer, asked_by_log, build_request
+    from kvledger.plan.logs import check_log, read_log
 
     facts = read_log(sys.stdin.read() if path == "-" else Path(path).read_text(errors="replace"))
     asked = asked_by_log(asked, facts)
@@ -248,10 +248,10 @@ def terminal_width() -> int:
 
 
 def print_answer(result: "Plan | Refusal", asked: "Asked", show: Show, checks: "tuple[LogCheck, ...]") -> int:
-    from kvledger.sizing.layout import compare_plan_layouts
-    from kvledger.sizing.refusal import Refusal
-    from kvledger.sizing.report import plan_report, refusal_text
-    from kvledger.sizing.view import PlanView, error_object, holding_of, plan_object
+    from kvledger.plan.layout import compare_plan_layouts
+    from kvledger.plan.refusal import Refusal
+    from kvledger.plan.report import plan_report, refusal_text
+    from kvledger.plan.view import PlanView, error_object, holding_of, plan_object
 
     if isinstance(result, Refusal):
         if show.as_json:
@@ -270,9 +270,9 @@ def print_answer(result: "Plan | Refusal", asked: "Asked", show: Show, checks: "
 
 def print_sweep(asked: "Asked", text: str, show: Show) -> int:
     """Prints a line for each value; returns 0 when one fits."""
-    from kvledger.sizing.ask import parse_sweep, run_sweep
-    from kvledger.sizing.report import sweep_table
-    from kvledger.sizing.view import sweep_object
+    from kvledger.plan.ask import parse_sweep, run_sweep
+    from kvledger.plan.report import sweep_table
+    from kvledger.plan.view import sweep_object
 
     sweep = parse_sweep(text)
     rows = run_sweep(asked, sweep)

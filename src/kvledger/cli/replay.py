@@ -19,11 +19,11 @@ from kvledger.errors import ConfigError, wrong_value
 if TYPE_CHECKING:
     from kvledger.cli.replay_engine import ReplayEngine
     from kvledger.events import LedgerEvents
-    from kvledger.replay.arrivals import Arrivals
     from kvledger.replay.result import ReplayResult
     from kvledger.replay.scheduled import ScheduledReplay
     from kvledger.replay.sequential import SequentialReplay
-    from kvledger.replay.trace_reader import TraceReader
+    from kvledger.traces.arrivals import Arrivals
+    from kvledger.traces.reader import TraceReader
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def run(options: ReplayOptions) -> None:
 def replay(options: ReplayOptions) -> "ReplayResult":
     """Runs one replay. typer.BadParameter for options that are wrong, TraceError for a trace that is."""
     from kvledger.cli.replay_engine import make_engine
-    from kvledger.replay.trace_formats import open_trace, sample_path
+    from kvledger.traces.formats import open_trace, sample_path
 
     try:
         options.validate()
@@ -97,14 +97,14 @@ def _events(options: ReplayOptions, engine: "ReplayEngine") -> "Iterator[LedgerE
 def _make_replay(
     options: ReplayOptions, engine: "ReplayEngine", arrivals: "Arrivals", events: "LedgerEvents | None"
 ) -> "ScheduledReplay | SequentialReplay":
-    from kvledger.prompt_split import MissConfig
+    from kvledger.core.watch.prompt_split import MissConfig
     from kvledger.replay.config import ReplayConfig
     from kvledger.replay.log import ReplayLog
-    from kvledger.replay.prompts import make_prompt_maker
     from kvledger.replay.scheduled import ScheduledReplay
     from kvledger.replay.sequential import SequentialReplay
     from kvledger.replay.step_time import StepTimeModel
     from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
+    from kvledger.traces.prompts import make_prompt_maker
 
     scheduler = SchedulerConfig(
         engine.max_num_seqs,
@@ -138,7 +138,7 @@ def _write_line(line: str) -> None:
 
 
 def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":
-    from kvledger.replay.arrivals import ClosedLoopArrivals, LimitedArrivals, RecordedArrivals, SessionArrivals
+    from kvledger.traces.arrivals import ClosedLoopArrivals, LimitedArrivals, RecordedArrivals, SessionArrivals
 
     sessions = reader.sessions()
     arrivals: Arrivals

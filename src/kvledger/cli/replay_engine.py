@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from kvledger.cli.replay_options import ReplayOptions
+from kvledger.core.units import cdiv
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.replay.config import one_group
 from kvledger.replay.layout import InputError, KVLayout, num_blocks_in
 from kvledger.replay.layout_file import read_layout
 from kvledger.replay.planned_engine import PlannedEngine, read_plan
 from kvledger.replay.step_time import Gpu, ModelShape, StepWork, find_gpu, kv_memory_bytes
-from kvledger.units import cdiv
 
 DEFAULT_GPU: Final = "h100"
 DEFAULT_NUM_GPUS: Final = 4
@@ -172,10 +172,10 @@ def _gpu(options: ReplayOptions, default: str) -> Gpu:
 
 def _from_model(options: ReplayOptions) -> ReplayEngine:
     """Plans the model, and reads the plan like one from a file."""
-    from kvledger.sizing.ask import Asked, answer, build_request
-    from kvledger.sizing.options import EngineOptions
-    from kvledger.sizing.refusal import Refusal
-    from kvledger.sizing.view import PlanView, plan_object
+    from kvledger.plan.ask import Asked, answer, build_request
+    from kvledger.plan.options import EngineOptions
+    from kvledger.plan.refusal import Refusal
+    from kvledger.plan.view import PlanView, plan_object
 
     num_gpus = options.num_gpus or 1
     _gpu(options, DEFAULT_GPU)

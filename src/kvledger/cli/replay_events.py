@@ -3,9 +3,9 @@
 import sys
 from time import sleep
 
+from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.events import EventSink, FileSink, LedgerEvents, ZmqOptions, ZmqSink
-from kvledger.spec import KVCacheConfig
 
 _POLL_S = 0.02
 _LAST_PORT = 65_535

@@ -15,11 +15,11 @@ from itertools import chain
 from reprlib import repr as short_repr
 from typing import Final, Protocol
 
+from kvledger.core.requests.request import Adapter, Request, RequestStatus
+from kvledger.engine.sampling_params import GREEDY, SamplingParams
 from kvledger.engine.stats import EngineStats
 from kvledger.errors import RequestError
-from kvledger.request import Adapter, Request, RequestStatus
 from kvledger.scheduler import Scheduler, SchedulerOutput
-from kvledger.worker.sampling_params import GREEDY, SamplingParams
 
 
 @dataclass(frozen=True)

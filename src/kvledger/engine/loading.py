@@ -14,19 +14,19 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from kvledger.core.groups.spec import KVCacheConfig
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.engine.engine import Engine
 from kvledger.engine.measured_pool import make_profiler, measure_pool, memory_device
 from kvledger.engine.model_files import ModelFiles, find_model
+from kvledger.engine.ngram_drafter import NgramDrafter
 from kvledger.engine.options import EngineOptions
+from kvledger.engine.sampler import Sampler
+from kvledger.engine.transformers_model import TransformersModel, facts_of, kv_cache_layout
+from kvledger.engine.worker import Worker
 from kvledger.errors import ConfigError, KVLedgerError, wrong_value
-from kvledger.integrations.transformers import TransformersModel, facts_of, kv_cache_layout
-from kvledger.kv_cache_manager import KVCacheManager
+from kvledger.plan.pool import RequestLimits
 from kvledger.scheduler import Scheduler, SchedulerConfig
-from kvledger.sizing.pool import RequestLimits
-from kvledger.spec import KVCacheConfig
-from kvledger.worker.ngram_drafter import NgramDrafter
-from kvledger.worker.sampler import Sampler
-from kvledger.worker.worker import Worker
 
 
 @dataclass(frozen=True)

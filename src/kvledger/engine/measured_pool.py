@@ -5,14 +5,14 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from kvledger.core.units import cdiv
+from kvledger.engine.memory_device import CpuMemory, CudaMemory, MemoryDevice
 from kvledger.engine.options import CPU_KV_CACHE_BYTES, EngineOptions
+from kvledger.engine.pool_size import pool_size
+from kvledger.engine.profile import DEFAULT_UTILIZATION, MemoryProfiler
+from kvledger.engine.transformers_model import kv_cache_layout
 from kvledger.errors import wrong_value
-from kvledger.integrations.transformers import kv_cache_layout
-from kvledger.sizing.pool import RequestLimits
-from kvledger.units import cdiv
-from kvledger.worker.memory_device import CpuMemory, CudaMemory, MemoryDevice
-from kvledger.worker.pool_size import pool_size
-from kvledger.worker.profile import DEFAULT_UTILIZATION, MemoryProfiler
+from kvledger.plan.pool import RequestLimits
 
 
 def make_profiler(device: MemoryDevice, options: EngineOptions) -> MemoryProfiler:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from kvledger.core.units import require_not_negative, require_positive
 from kvledger.errors import wrong_value
-from kvledger.units import require_not_negative, require_positive
 
 CPU_KV_CACHE_BYTES: Final = 1 << 30
 DEFAULT_NUM_SEQS: Final = 64

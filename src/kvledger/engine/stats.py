@@ -2,7 +2,7 @@
 
 from dataclasses import InitVar, dataclass
 
-from kvledger.request import Request
+from kvledger.core.requests.request import Request
 from kvledger.scheduler import RequestOutput, Scheduler, SchedulerOutput
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvledger.core.requests.request import RequestStatus
 from kvledger.engine.engine import Engine, NewTokens
+from kvledger.engine.sampling_params import SamplingParams
 from kvledger.engine.text_stream import TextStream
 from kvledger.errors import ConfigError, RequestTooLargeError
-from kvledger.request import RequestStatus
-from kvledger.worker.sampling_params import SamplingParams
 
 # In the words of most APIs.
 FINISH_REASONS: Final = {

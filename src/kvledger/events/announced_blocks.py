@@ -6,7 +6,7 @@ An entry takes about 300 bytes and its tokens, 4 bytes each.
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from kvledger.tokens import TOKEN_BYTES
+from kvledger.core.requests.tokens import TOKEN_BYTES
 
 
 class Identity(NamedTuple):

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, Final
 
-from kvledger.cache_changes import CacheChange, CacheCleared, HashesDropped, SpanCached
+from kvledger.core.requests.request import Request
+from kvledger.core.requests.tokens import unpack_tokens
+from kvledger.core.watch.cache_changes import CacheChange, CacheCleared, HashesDropped, SpanCached
 from kvledger.events.announced_blocks import AnnouncedBlock, AnnouncedBlocks, Identity
 from kvledger.events.event_types import AllBlocksCleared, AnyEvent, BlockRemoved, BlockStored, WireHash
 from kvledger.events.group_labels import GroupLabel
-from kvledger.request import Request
-from kvledger.tokens import unpack_tokens
 
 # Blocks that a part of a snapshot has at most, so that no message grows with the pool.
 _SNAPSHOT_BLOCKS: Final = 4096

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvledger.events.event_types import MEDIUM_CPU, MEDIUM_GPU
-from kvledger.spec import (
+from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
@@ -17,6 +16,7 @@ from kvledger.spec import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from kvledger.events.event_types import MEDIUM_CPU, MEDIUM_GPU
 
 # The first that fits counts, so special ones come before their bases.
 _KINDS: Final[tuple[tuple[type[KVCacheSpec], str], ...]] = (

@@ -17,15 +17,15 @@ from threading import Thread
 from time import sleep
 from typing import Final, NamedTuple
 
-from kvledger.cache_changes import CacheChanges, CacheNotes
+from kvledger.core.blocks.observer import LedgerObserver
+from kvledger.core.groups.spec import KVCacheConfig
+from kvledger.core.units import require_not_negative, require_positive
+from kvledger.core.watch.cache_changes import CacheChanges, CacheNotes
 from kvledger.errors import KVLedgerError
 from kvledger.events.event_builder import EventBuilder, EventStyle
 from kvledger.events.event_sink import EventSink
 from kvledger.events.event_types import KVEventBatch
 from kvledger.events.group_labels import group_labels
-from kvledger.observer import LedgerObserver
-from kvledger.spec import KVCacheConfig
-from kvledger.units import require_not_negative, require_positive
 
 _LOGGER: Final = logging.getLogger("kvledger.events")
 # The sender looks for work so often. It is not woken, because waking a thread can take as long as a step.

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import msgspec
 
+from kvledger.core.units import require_not_negative, require_positive
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.events.event_sink import EventSink, Snapshot
 from kvledger.events.event_types import KVEventBatch
-from kvledger.units import require_not_negative, require_positive
 
 END_SEQ: Final = (-1).to_bytes(8, "big", signed=True)
 # How long close() lets the system deliver what was sent.

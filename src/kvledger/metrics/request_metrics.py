@@ -6,9 +6,9 @@ accounting = RequestAccounting(manager, time.monotonic, on_finish=requests.finis
 
 from typing import Final
 
+from kvledger.core.requests.request import RequestStatus
 from kvledger.metrics.buckets import PREEMPTIONS, WAITING_SECONDS, one_two_five
 from kvledger.metrics.target import MetricsTarget
-from kvledger.request import RequestStatus
 from kvledger.scheduler import RequestAccount
 
 _FINISHED_REASONS: Final = {

@@ -15,12 +15,12 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kvledger.block_residency import BlockResidency
+from kvledger.core.blocks.block_residency import BlockResidency
+from kvledger.core.blocks.observer import EvictionCause
 from kvledger.errors import wrong_value
 from kvledger.metrics.buckets import RESIDENCY_SECONDS
 from kvledger.metrics.snapshot import Snapshot
 from kvledger.metrics.target import MetricsTarget, require_labels
-from kvledger.observer import EvictionCause
 from kvledger.scheduler import Scheduler, SchedulerOutput, WaitReason
 
 # What vLLM calls deferred: the pass looked at them and went on with the next.

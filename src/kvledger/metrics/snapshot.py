@@ -7,10 +7,10 @@ live, cached and unused blocks always sum to the pool.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvledger.block_pool import PoolOccupancy
-from kvledger.kv_cache_blocks import GroupOccupancy
-from kvledger.observer import EvictionCause
-from kvledger.prefix_cache_stats import PrefixCacheStats
+from kvledger.core.blocks.block_pool import PoolOccupancy
+from kvledger.core.blocks.kv_cache_blocks import GroupOccupancy
+from kvledger.core.blocks.observer import EvictionCause
+from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.scheduler import Scheduler, WaitReason
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
+from kvledger.core.units import round_up
 from kvledger.models.config import ModelConfig, integer
 from kvledger.models.patterns import NOTHING, attention_kinds, has_two_blocks
 from kvledger.models.shards import WHOLE, Weight, linear
-from kvledger.units import round_up
 
 # Families whose feed-forward part has two matrices instead of three (no gate).
 UNGATED = (

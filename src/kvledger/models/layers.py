@@ -10,8 +10,7 @@ LayerCache                  `spec(settings)` gives the KVCacheSpec that one rank
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from kvledger.errors import wrong_value
-from kvledger.spec import (
+from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
@@ -21,6 +20,7 @@ from kvledger.spec import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from kvledger.errors import wrong_value
 
 # Bytes of one token's vector where an fp8 MLA kernel packs 512 values, their scales and 64 rotary values in bfloat16.
 FP8_DS_MLA_BYTES = 656

@@ -7,6 +7,7 @@ Biases and most norms are left out: they are under 0.1 % of any model here.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvledger.core.units import round_up
 from kvledger.models.config import ModelConfig, integer
 from kvledger.models.experts import feed_forward
 from kvledger.models.layers import (
@@ -25,7 +26,6 @@ from kvledger.models.patterns import SLIDING, attention_kinds
 from kvledger.models.quantization import OUTPUT_HEAD, WeightScheme, weight_scheme
 from kvledger.models.shards import ANY, FIRST_STAGE, LAST_STAGE, WHOLE, Ranks, Weight, heads, linear
 from kvledger.models.towers import tower_weights
-from kvledger.units import round_up
 
 # vLLM pads the vocabulary to a multiple of this before it is shared out.
 VOCAB_STEP = 64

@@ -4,17 +4,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from kvledger.core.blocks.observer import LedgerObserver, LedgerObservers
+from kvledger.core.groups.spec import KVCacheGroupSpec
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.ledger.ledger_rules import LedgerRules
+from kvledger.core.units import require_positive
+from kvledger.core.watch.prompt_split import MissConfig
 from kvledger.errors import wrong_value
-from kvledger.kv_cache_manager import KVCacheManager
-from kvledger.ledger_rules import LedgerRules
-from kvledger.observer import LedgerObserver, LedgerObservers
-from kvledger.prompt_split import MissConfig
 from kvledger.replay.layout import NO_LIMIT, KVLayout
-from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.step_time import ModelShape
 from kvledger.scheduler import SchedulerConfig
-from kvledger.spec import KVCacheGroupSpec
-from kvledger.units import require_positive
+from kvledger.traces.prompts import PromptMaker
 
 if TYPE_CHECKING:
     from kvledger.events import LedgerEvents

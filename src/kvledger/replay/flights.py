@@ -14,12 +14,12 @@ passed over (as one does that preempts the request it is at: it schedules nobody
 
 from typing import Final
 
-from kvledger.replay.prompts import output_token
+from kvledger.core.requests.request import Request
 from kvledger.replay.step_time import LocalReach, num_pairs
 from kvledger.replay.tally import Tally
-from kvledger.replay.trace_request import TraceRequest
-from kvledger.request import Request
 from kvledger.scheduler import Scheduler, SchedulerOutput
+from kvledger.traces.prompts import output_token
+from kvledger.traces.trace_request import TraceRequest
 
 # In place of a token: the prompt is not through.
 _NOTHING: Final = -1

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from kvledger.kv_cache_manager import KVCacheManager
-from kvledger.prefix_cache_stats import PrefixCacheStats
+from kvledger.core.groups.spec import KVCacheSpec
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.layout import is_sparse
 from kvledger.replay.meters import WeightedSamples
 from kvledger.replay.result import GroupResult
-from kvledger.spec import KVCacheSpec
 
 _KINDS: Final = {
     "FullAttentionSpec": "full attention",

@@ -7,11 +7,11 @@ layout_file.py        a small file, written by hand
 
 from dataclasses import dataclass, replace
 
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.groups.registry import ManagerRegistry
+from kvledger.core.groups.spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
+from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.errors import KVLedgerError, wrong_value
-from kvledger.ledger_rules import LedgerRules
-from kvledger.managers.policy import DraftRule
-from kvledger.managers.registry import ManagerRegistry
-from kvledger.spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
 
 
 class InputError(KVLedgerError):

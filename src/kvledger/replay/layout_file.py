@@ -13,11 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvledger.errors import ConfigError
-from kvledger.replay.layout import InputError, KVLayout
-from kvledger.replay.step_time import AttentionWork, ModelShape, StepWork
-from kvledger.replay.trace_reader import describe
-from kvledger.spec import (
+from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -27,6 +23,10 @@ from kvledger.spec import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from kvledger.errors import ConfigError
+from kvledger.replay.layout import InputError, KVLayout
+from kvledger.replay.step_time import AttentionWork, ModelShape, StepWork
+from kvledger.traces.reader import describe
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Attention: Final = ("num_kv_heads", "head_size", "dtype")

@@ -7,9 +7,9 @@ from itertools import accumulate, compress
 from operator import mul
 from typing import Final
 
-from kvledger.block import KVCacheBlock
-from kvledger.block_pool import PoolOccupancy
-from kvledger.observer import EvictionCause, LedgerObserver
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.block_pool import PoolOccupancy
+from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
 from kvledger.replay.result import Percentiles, Shares, Timeline, Usage
 
 

@@ -5,12 +5,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvledger import spec as specs
+from kvledger.core.groups import spec as specs
+from kvledger.core.groups.spec import CrossAttentionSpec, KVCacheGroupSpec, KVCacheSpec
 from kvledger.errors import ConfigError
 from kvledger.replay.layout import InputError, KVLayout
 from kvledger.replay.step_time import StepWork
-from kvledger.replay.trace_reader import describe
-from kvledger.spec import CrossAttentionSpec, KVCacheGroupSpec, KVCacheSpec
+from kvledger.traces.reader import describe
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 

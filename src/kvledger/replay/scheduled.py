@@ -13,17 +13,17 @@ from time import perf_counter
 from typing import Final
 
 from kvledger.errors import InvariantError
-from kvledger.replay.arrivals import Arrivals
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.flights import Flight, FlightBook
 from kvledger.replay.log import ReplayLog
 from kvledger.replay.meters import EvictionMeter
-from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.step_time import StepTimeModel
 from kvledger.replay.tally import OUTGREW_POOL, Progress, Tally
-from kvledger.replay.trace_request import TraceRequest
 from kvledger.scheduler import RequestOutput, Scheduler, SchedulerOutput, SchedulingPolicy
+from kvledger.traces.arrivals import Arrivals
+from kvledger.traces.prompts import PromptMaker
+from kvledger.traces.trace_request import TraceRequest
 
 _PROGRESS_STEPS: Final = 256
 _TIMELINE_INTERVAL_SECONDS: Final = 0.25

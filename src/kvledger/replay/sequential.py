@@ -8,15 +8,15 @@ import math
 from time import perf_counter
 from typing import Final
 
-from kvledger.kv_cache_blocks import PrefixHit
-from kvledger.replay.arrivals import Arrivals
+from kvledger.core.blocks.kv_cache_blocks import PrefixHit
+from kvledger.core.requests.request import Request
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.meters import EvictionMeter
-from kvledger.replay.prompts import PromptMaker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.tally import Progress, Tally
-from kvledger.replay.trace_request import TraceRequest
-from kvledger.request import Request
+from kvledger.traces.arrivals import Arrivals
+from kvledger.traces.prompts import PromptMaker
+from kvledger.traces.trace_request import TraceRequest
 
 _PROGRESS_REQUESTS: Final = 64
 

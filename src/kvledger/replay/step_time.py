@@ -22,9 +22,9 @@ from typing import Final
 
 import msgspec
 
+from kvledger.core.groups.spec import FullAttentionSpec
+from kvledger.core.units import dtype_bytes, require_positive
 from kvledger.errors import ConfigError, wrong_value
-from kvledger.spec import FullAttentionSpec
-from kvledger.units import dtype_bytes, require_positive
 
 FLOPS_EFFICIENCY: Final = 0.6
 BANDWIDTH_EFFICIENCY: Final = 0.8
@@ -215,7 +215,7 @@ def find_gpu(name: str) -> Gpu:
     gpu = _gpus().get(name.lower())
     if gpu is not None:
         return gpu
-    from kvledger.sizing.gpus import find_gpu as find_planned_gpu
+    from kvledger.plan.gpus import find_gpu as find_planned_gpu
 
     try:
         planned = find_planned_gpu(name)

@@ -4,15 +4,15 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 
-from kvledger.kv_cache_manager import KVCacheManager
-from kvledger.prefix_cache_stats import PrefixCacheStats
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.ledger.lookups import PrefixCacheStats
+from kvledger.core.units import cdiv
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.group_meter import GroupMeter
 from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
 from kvledger.replay.result import PrefixCacheResult, ReplayResult, Usage
 from kvledger.replay.why_missed import WhyMissed, why_missed
 from kvledger.replay.why_waited import WaitMeter
-from kvledger.units import cdiv
 
 # Called now and then with the numbers of requests done and arrived.
 Progress = Callable[[int, int], None]

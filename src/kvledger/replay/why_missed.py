@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from kvledger.miss_explainer import MissExplainer
-from kvledger.prompt_split import MissTotals, curve_blocks
+from kvledger.core.watch.miss_explainer import MissExplainer
+from kvledger.core.watch.prompt_split import MissTotals, curve_blocks
 
 # Part of a prompt -> what it is called, in the order of the prompt.
 PART_WORDS: Final = {

@@ -11,24 +11,24 @@ def test_ten_percent_more_instructions_pass_and_more_do_not() -> None:
     assert worse(committed, {"slots": 7.0}) == ["slots: 7 instructions, and no committed count"]
 
 
-REPORT = """<h2><tt>src/kvledger/block.py</tt></h2>
+REPORT = """<h2><tt>src/kvledger/core/blocks/block.py</tt></h2>
 <pre>    1  import x
 <span><div class="collapsible" style="background-color: #fcc">    2      a &lt; b()
 </div><div class="content">       <div class="hint">Generic comparison operation.</div></div></span>
 <span><div class="collapsible" style="background-color: #fcc">    3  def c(self) -&gt; None:
 </div><div class="content">       <div class="hint">Call non-native method "c".</div></div></span></pre>
-<h2><tt>src/kvledger/managers/base.py</tt></h2><pre>    1  pass</pre>"""
+<h2><tt>src/kvledger/core/groups/base.py</tt></h2><pre>    1  pass</pre>"""
 
 
 def test_slow_lines_are_read_from_the_report() -> None:
-    assert find(REPORT) == {"block": ["2      a < b()  <- Generic comparison operation."], "managers/base": []}
+    assert find(REPORT) == {"blocks/block": ["2      a < b()  <- Generic comparison operation."], "groups/base": []}
 
 
 def test_a_module_with_more_slow_lines_is_named_with_its_lines() -> None:
     found = {**{module: [] for module in HOT}, **find(REPORT)}
-    assert more({"block": 1}, found) == []
-    assert more({"block": 0}, found) == [
-        "block: 1 slow lines, 0 committed:",
+    assert more({"blocks/block": 1}, found) == []
+    assert more({"blocks/block": 0}, found) == [
+        "blocks/block: 1 slow lines, 0 committed:",
         "    2      a < b()  <- Generic comparison operation.",
     ]
 

@@ -12,8 +12,8 @@ from kvledger.cli import main
 from kvledger.cli.generate import TextPrinter, label, params_of_each, require_packages
 from kvledger.engine.model_files import ModelFiles, find_model
 from kvledger.engine.options import EngineOptions
+from kvledger.engine.sampling_params import SamplingParams
 from kvledger.errors import ConfigError
-from kvledger.worker.sampling_params import SamplingParams
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -138,7 +138,7 @@ def test_wrong_input_is_one_line_with_option_value_and_fix(
 def test_help_imports_none_of_what_plans() -> None:
     program = (
         "import sys; from kvledger.cli import main; main(['plan', '--help']); "
-        "late = ('kvledger.sizing', 'kvledger.models', 'rich', 'msgspec'); "
+        "late = ('kvledger.plan', 'kvledger.models', 'rich', 'msgspec'); "
         "print([name for name in sys.modules if name.startswith(late)])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,9 +11,9 @@ import pytest
 
 from kvledger import KVCacheManager
 from kvledger.engine import Drafter, Engine, NewTokens, OnStep
+from kvledger.engine.draft_verification import verify_drafts
+from kvledger.engine.sampling_params import SamplingParams
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
-from kvledger.worker.draft_verification import verify_drafts
-from kvledger.worker.sampling_params import SamplingParams
 from tests.helpers import ledger
 
 Language = Callable[[Sequence[int]], int]

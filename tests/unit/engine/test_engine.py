@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kvledger.engine import NewTokens, SamplingParams
+from kvledger.engine.ngram_drafter import NgramDrafter
 from kvledger.errors import RequestError, RequestTooLargeError, StallError, UnknownRequestError
 from kvledger.scheduler import SchedulerOutput
-from kvledger.worker.ngram_drafter import NgramDrafter
 from tests.unit.engine.storyteller import Stage, chanting, rambling
 
 

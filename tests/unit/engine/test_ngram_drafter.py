@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvledger import pack_tokens
+from kvledger.engine.ngram_drafter import NgramDrafter
 from kvledger.errors import ConfigError
-from kvledger.worker.ngram_drafter import NgramDrafter
 
 # Text, what follows. Lookups of 2 to 3 tokens, at most 3 drafts.
 TEXTS = [

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvledger.engine.draft_verification import verify_drafts
+from kvledger.engine.sampling_params import SamplingParams
 from kvledger.errors import ConfigError
-from kvledger.worker.draft_verification import verify_drafts
-from kvledger.worker.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kvledger import Adapter, GivenBlockHasher, KVCacheConfig, KVCacheManager, MultiModalItem, Request
-from kvledger.cache_changes import CacheChanges
+from kvledger.core.watch.cache_changes import CacheChanges
 from kvledger.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBuilder, EventStyle, KVEventBatch
 from kvledger.events.event_types import AnyEvent
 from kvledger.events.group_labels import group_labels

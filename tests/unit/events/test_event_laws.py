@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvledger import KVCacheConfig, KVCacheManager, KVCacheSpec, Sha256BlockHasher, unpack_tokens
-from kvledger.cache_changes import CacheChanges
+from kvledger.core.watch.cache_changes import CacheChanges
 from kvledger.events import AllBlocksCleared, BlockStored, CacheView, EventBuilder, EventStyle
 from kvledger.events.event_types import AnyEvent
 from kvledger.events.group_labels import group_labels

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvledger.core.groups.spec import MambaSpec, MLAAttentionSpec
 from kvledger.errors import ConfigError
 from kvledger.models.config import read_config
 from kvledger.models.facts import ModelFacts, model_facts
@@ -19,7 +20,6 @@ from kvledger.models.layers import (
     ShortConvState,
 )
 from kvledger.models.sources import catalogue, find_in_catalogue, load_model
-from kvledger.spec import MambaSpec, MLAAttentionSpec
 
 BASE: dict[str, Any] = {
     "model_type": "llama",

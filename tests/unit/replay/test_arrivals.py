@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from math import inf
 
-from kvledger.replay.arrivals import Arrivals, ClosedLoopArrivals, LimitedArrivals, RecordedArrivals, SessionArrivals
-from kvledger.replay.trace_request import TraceRequest, TraceSession
+from kvledger.traces.arrivals import Arrivals, ClosedLoopArrivals, LimitedArrivals, RecordedArrivals, SessionArrivals
+from kvledger.traces.trace_request import TraceRequest, TraceSession
 
 
 def request(time: float, session: int = 0, think: float = 0.0) -> TraceRequest:

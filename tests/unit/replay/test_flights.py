@@ -7,15 +7,15 @@ from math import inf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvledger.replay.arrivals import RecordedArrivals
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.meters import EvictionMeter, WeightedSamples
-from kvledger.replay.prompts import make_prompt_maker
 from kvledger.replay.result import Percentiles, ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
-from kvledger.replay.trace_request import TraceRequest
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulingPolicy
+from kvledger.traces.arrivals import RecordedArrivals
+from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.trace_request import TraceRequest
 
 ONE_SECOND = StepTimeModel(ModelShape().work(), Gpu("infinite", 1, inf, inf), 1, 1.0)
 

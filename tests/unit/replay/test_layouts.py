@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from kvledger.core.groups.spec import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, MLAAttentionSpec
 from kvledger.errors import ConfigError
-from kvledger.replay.arrivals import RecordedArrivals
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.layout import InputError, KVLayout, is_sparse
 from kvledger.replay.layout_file import FIELDS, read_layout
-from kvledger.replay.prompts import make_prompt_maker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import SequentialReplay
 from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
-from kvledger.replay.trace_request import TraceRequest
 from kvledger.scheduler import SchedulerConfig
-from kvledger.spec import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, MLAAttentionSpec
+from kvledger.traces.arrivals import RecordedArrivals
+from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.trace_request import TraceRequest
 
 Entry = dict[str, object]
 FULL: Entry = {"kind": "full"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvledger.block_pool import PoolOccupancy
+from kvledger.core.blocks.block_pool import PoolOccupancy
 from kvledger.replay.meters import TimelineMeter, WeightedSamples
 from kvledger.replay.plot import bars, resample, stacked_bars
 

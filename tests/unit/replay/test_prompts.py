@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvledger.replay.prompts import make_prompt_maker, output_token
-from kvledger.replay.trace_request import TraceRequest
-from kvledger.request import Request
+from kvledger.core.requests.request import Request
+from kvledger.traces.prompts import make_prompt_maker, output_token
+from kvledger.traces.trace_request import TraceRequest
 
 
 def recorded(num_prompt: int, ids: list[int], trace_block: int, *, scope: int = 0, num_output: int = 1) -> TraceRequest:

@@ -4,14 +4,14 @@ from math import inf
 
 import pytest
 
-from kvledger.replay.arrivals import Arrivals, ClosedLoopArrivals, RecordedArrivals
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.prompts import make_prompt_maker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
-from kvledger.replay.trace_request import TraceRequest, TraceSession
 from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
+from kvledger.traces.arrivals import Arrivals, ClosedLoopArrivals, RecordedArrivals
+from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.trace_request import TraceRequest, TraceSession
 
 ONE_SECOND = StepTimeModel(ModelShape().work(), Gpu("infinite", 1, inf, inf), 1, 1.0)
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvledger.replay.arrivals import RecordedArrivals
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.prompts import make_prompt_maker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.sequential import SequentialReplay
-from kvledger.replay.trace_request import TraceRequest
+from kvledger.traces.arrivals import RecordedArrivals
+from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.trace_request import TraceRequest
 
 
 def replay(*prompts: tuple[int, list[int]], num_blocks: int, hash_name: str = "none") -> ReplayResult:

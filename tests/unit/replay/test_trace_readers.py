@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvledger.errors import ConfigError
-from kvledger.replay.trace_formats import open_trace, sample_path
-from kvledger.replay.trace_request import TraceError
+from kvledger.traces.formats import open_trace, sample_path
+from kvledger.traces.trace_request import TraceError
 from tests.unit.replay.traces import AZURE_HEADER, agent_request, all_requests, mooncake, read, session, write
 
 

@@ -7,16 +7,16 @@ import pytest
 from rich.console import Console
 
 from kvledger import MissConfig
-from kvledger.replay.arrivals import RecordedArrivals
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.prompts import make_prompt_maker
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import SequentialReplay
 from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
-from kvledger.replay.trace_request import TraceRequest
 from kvledger.replay.why_missed import MoreBlocks, WhyMissed
 from kvledger.replay.why_report import larger_pools, missed_tables
+from kvledger.traces.arrivals import RecordedArrivals
+from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.trace_request import TraceRequest
 
 FAMILIES = ((33, [1, 2, 3]), (49, [4, 5, 6, 7]), (33, [1, 2, 3]))
 

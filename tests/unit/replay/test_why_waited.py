@@ -5,14 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from kvledger.replay.arrivals import RecordedArrivals
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.log import ReplayLog
-from kvledger.replay.prompts import make_prompt_maker
 from kvledger.replay.report import print_report
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.why_waited import WaitTime
 from kvledger.scheduler import SchedulerConfig, WaitReason
+from kvledger.traces.arrivals import RecordedArrivals
+from kvledger.traces.prompts import make_prompt_maker
 from tests.unit.replay.test_scheduled import ONE_SECOND, recorded, replay
 
 

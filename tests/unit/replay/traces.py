@@ -5,9 +5,9 @@ import json
 import lzma
 from pathlib import Path
 
-from kvledger.replay.trace_formats import open_trace
-from kvledger.replay.trace_reader import TraceReader
-from kvledger.replay.trace_request import TraceRequest
+from kvledger.traces.formats import open_trace
+from kvledger.traces.reader import TraceReader
+from kvledger.traces.trace_request import TraceRequest
 
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from kvledger.core.tables import BlockTable
 from kvledger.errors import BlockError, ConfigError
-from kvledger.worker import BlockTable
 
 
 def table(max_num_reqs: int = 3, max_num_blocks: int = 4, block_size: int = 16) -> BlockTable:

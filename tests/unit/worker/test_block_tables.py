@@ -6,9 +6,9 @@ import pytest
 from librt.vecs import append
 
 from kvledger import KVCacheSpec
+from kvledger.core.tables import NO_SLOT, BlockTables
 from kvledger.errors import BlockError, ConfigError, RequestError, UnknownRequestError
 from kvledger.scheduler import NewRequestData, SchedulerOutput
-from kvledger.worker import NO_SLOT, BlockTables
 from tests.groups import chunked, cross, full, groups_of, ring, state, window
 from tests.helpers import other, request
 from tests.tables import Stack

@@ -3,7 +3,7 @@
 import pytest
 
 from kvledger import KVCacheSpec
-from kvledger.worker import NO_SLOT
+from kvledger.core.tables import NO_SLOT
 from tests.groups import full, window
 from tests.tables import Stack
 

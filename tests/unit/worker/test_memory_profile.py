@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from kvledger.core.groups.spec import FullAttentionSpec
+from kvledger.engine.memory_device import CpuMemory, CudaMemory, MemoryDevice
+from kvledger.engine.pool_size import PoolSize, pool_size
+from kvledger.engine.profile import MemoryProfile, MemoryProfiler
 from kvledger.errors import ConfigError, KVLedgerError
-from kvledger.sizing.logs import read_log
-from kvledger.sizing.memory import MeasuredMemory
-from kvledger.sizing.pool import RequestLimits
-from kvledger.spec import FullAttentionSpec
-from kvledger.worker.memory_device import CpuMemory, CudaMemory, MemoryDevice
-from kvledger.worker.pool_size import PoolSize, pool_size
-from kvledger.worker.profile import MemoryProfile, MemoryProfiler
+from kvledger.plan.logs import read_log
+from kvledger.plan.memory import MeasuredMemory
+from kvledger.plan.pool import RequestLimits
 from tests.groups import full, groups_of, window
 
 MIB = 1 << 20

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvledger.core.tables import NO_SLOT, BlockTable, slot_mapping
 from kvledger.errors import ConfigError, RequestError
-from kvledger.worker import NO_SLOT, BlockTable, slot_mapping
 
 
 def two_rows() -> BlockTable:

@@ -38,8 +38,8 @@ from kvledger.bench.workload import (
     traffic,
 )
 from kvledger.cli import main
+from kvledger.core.tables import BlockTable, slot_mapping
 from kvledger.scheduler import Scheduler, SchedulerConfig
-from kvledger.worker import BlockTable, slot_mapping
 
 REPLAY_ENGINE: Final = ("--num-blocks", "50000", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192")
 

@@ -10,8 +10,8 @@ from typing import Any
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks as VllmBlocks
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from kvledger.block import KVCacheBlock
-from kvledger.kv_cache_blocks import KVCacheBlocks, PrefixHit
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
 
 
 class Partial:

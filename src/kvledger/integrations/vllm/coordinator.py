@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
+from kvledger.core.groups.slot_ranges import SlotRanges
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.integrations.vllm.blocks import BlockView, Partial
 from kvledger.integrations.vllm.pool import PoolView
-from kvledger.kv_cache_blocks import KVCacheBlocks, PrefixHit
-from kvledger.kv_cache_manager import KVCacheManager
-from kvledger.slot_ranges import SlotRanges
 
 
 class GroupView(Partial):

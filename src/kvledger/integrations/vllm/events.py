@@ -14,11 +14,11 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
-from kvledger.block import KVCacheBlock
-from kvledger.block_pool import BlockPool
-from kvledger.kv_cache_blocks import PrefixHit
-from kvledger.observer import EvictionCause, GroupSizes, LedgerObserver
-from kvledger.request import Request
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.block_pool import BlockPool
+from kvledger.core.blocks.kv_cache_blocks import PrefixHit
+from kvledger.core.blocks.observer import EvictionCause, GroupSizes, LedgerObserver
+from kvledger.core.requests.request import Request
 
 
 class EventLog(LedgerObserver):

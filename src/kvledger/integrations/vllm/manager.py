@@ -22,7 +22,12 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
-from kvledger.block_hash import GivenBlockHasher
+from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.requests.block_hash import GivenBlockHasher
+from kvledger.core.requests.request import Request
+from kvledger.core.units import cdiv
 from kvledger.errors import KVLedgerError
 from kvledger.integrations.vllm.blocks import BlockView, LedgerBlocks, NoBlocks
 from kvledger.integrations.vllm.coordinator import CoordinatorView
@@ -37,11 +42,6 @@ from kvledger.integrations.vllm.served import (
 )
 from kvledger.integrations.vllm.specs import our_config
 from kvledger.integrations.vllm.watch import CallWatch
-from kvledger.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
-from kvledger.kv_cache_manager import KVCacheManager
-from kvledger.managers.policy import DraftRule
-from kvledger.request import Request
-from kvledger.units import cdiv
 
 logger = init_logger("vllm.plugins.kvledger")
 

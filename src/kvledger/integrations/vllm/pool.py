@@ -5,10 +5,10 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from kvledger.block import UNLINKED
+from kvledger.core.blocks.block import UNLINKED
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.integrations.vllm.blocks import BlockView, BlockViews, Partial
 from kvledger.integrations.vllm.residency import Residency
-from kvledger.kv_cache_manager import KVCacheManager
 
 
 class PoolView(Partial):

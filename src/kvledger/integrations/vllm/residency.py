@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from kvledger.block import KVCacheBlock
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.observer import LedgerObserver
 from kvledger.integrations.vllm.blocks import BlockViews
-from kvledger.observer import LedgerObserver
 
 
 class Residency(LedgerObserver):

@@ -11,11 +11,11 @@ from vllm.v1 import kv_cache_interface as vllm_specs
 from vllm.v1.core import single_type_kv_cache_manager as vllm_managers
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from kvledger import spec as ours
+from kvledger.core.groups import spec as ours
+from kvledger.core.groups.spec import MAMBA_CACHE_MODES, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+from kvledger.core.units import DTYPE_BYTES
 from kvledger.errors import KVLedgerError
 from kvledger.integrations.vllm.served import NotServedError, as_not_served
-from kvledger.spec import MAMBA_CACHE_MODES, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
-from kvledger.units import DTYPE_BYTES
 
 # An encoder's length is not in vLLM's spec; it asks for the slots of each request, and so this bound never matters.
 _ANY_ENCODER_LENGTH: Final = 1 << 40

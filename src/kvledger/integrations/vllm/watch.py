@@ -5,13 +5,13 @@ All of it is off in most engines. The adapter then has no CallWatch, and nothing
 
 from typing import Any
 
-from kvledger.block import KVCacheBlock
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
+from kvledger.core.blocks.observer import LedgerObserver, LedgerObservers
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.integrations.vllm.blocks import BlockViews
 from kvledger.integrations.vllm.events import EventLog
 from kvledger.integrations.vllm.residency import Residency
-from kvledger.kv_cache_blocks import KVCacheBlocks, PrefixHit
-from kvledger.kv_cache_manager import KVCacheManager
-from kvledger.observer import LedgerObserver, LedgerObservers
 
 
 class CallWatch:

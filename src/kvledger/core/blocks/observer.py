@@ -1,0 +1,105 @@
+"""What the ledger tells whoever watches it. No observer, no cost: the ledger asks once per batch whether there is one.
+
+Subclass and override what you need. blocks_filled and prefix_cached are for observers that want positions; left alone
+they tell blocks_cached, and all the rest does nothing. An observer must not call back into the ledger, and what it is
+given is only valid during the call.
+"""
+
+from enum import Enum
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.requests.request import Request
+
+
+class EvictionCause(Enum):
+    REUSED = "a new block was needed"
+    EVICTED = "evict_blocks"
+    RESET = "reset_prefix_cache"
+    PROMOTED = "the block answers for a longer prefix now"
+
+
+class GroupSizes:
+    """Of one group: tokens in a block (over all context-parallel ranks), and tokens under one of a request's hashes."""
+
+    def __init__(self, block_size: int, hash_block_size: int) -> None:
+        self.block_size: Final = block_size
+        self.hash_block_size: Final = hash_block_size
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LedgerObserver:
+    """Base of every observer. Interpreted subclasses are fine."""
+
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        """These blocks of the request became hits for others. In the order of the sequence, without null blocks."""
+
+    def blocks_filled(
+        self, request: Request, group_id: int, blocks: list[KVCacheBlock], start: int, end: int, sizes: GroupSizes
+    ) -> None:
+        """The request's tokens [start, end) are whole blocks of the group, and `blocks` of them became hits.
+
+        Possibly none: blocks that no hit can use are passed over, as are null blocks.
+        """
+        if blocks:
+            self.blocks_cached(request, group_id, blocks)
+
+    def prefix_cached(
+        self, request: Request, group_id: int, block: KVCacheBlock, num_tokens: int, sizes: GroupSizes
+    ) -> None:
+        """The block answers for the request's first num_tokens tokens, which end in it, beside any longer prefix."""
+        if block.num_hash_tokens == num_tokens:
+            self.blocks_cached(request, group_id, [block])
+
+    def hashes_moved(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        """`target` answers for everything that `source` answered for until now. Nothing else has changed."""
+
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        """These blocks are about to lose their hashes, which they still carry. In the order in which they lose them."""
+
+    def prefix_cache_reset(self) -> None:
+        """Every hash is gone (after blocks_evicted with all of them)."""
+
+    def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
+        """Warning: reset_prefix_cache did nothing, because blocks are in use."""
+
+
+class LedgerObservers(LedgerObserver):
+    """Several observers as one; each is told in the order given."""
+
+    def __init__(self, observers: list[LedgerObserver]) -> None:
+        self._observers: Final = observers
+
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        for observer in self._observers:
+            observer.blocks_cached(request, group_id, blocks)
+
+    def blocks_filled(
+        self, request: Request, group_id: int, blocks: list[KVCacheBlock], start: int, end: int, sizes: GroupSizes
+    ) -> None:
+        for observer in self._observers:
+            observer.blocks_filled(request, group_id, blocks, start, end, sizes)
+
+    def prefix_cached(
+        self, request: Request, group_id: int, block: KVCacheBlock, num_tokens: int, sizes: GroupSizes
+    ) -> None:
+        for observer in self._observers:
+            observer.prefix_cached(request, group_id, block, num_tokens, sizes)
+
+    def hashes_moved(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        for observer in self._observers:
+            observer.hashes_moved(source, target)
+
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        for observer in self._observers:
+            observer.blocks_evicted(blocks, cause)
+
+    def prefix_cache_reset(self) -> None:
+        for observer in self._observers:
+            observer.prefix_cache_reset()
+
+    def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
+        for observer in self._observers:
+            observer.prefix_cache_reset_refused(num_held_blocks)

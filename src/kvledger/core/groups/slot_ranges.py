@@ -1,0 +1,86 @@
+"""The half-open token ranges of one allocate_slots call, computed once and read by every layer below.
+
+    | computed | new_computed | external_computed |  new  | lookahead |
+    0          ^ held already  ^ local_end         ^ computed_end      ^ slots_end
+                                                          ^ new_end
+
+computed           counted in request.num_computed_tokens: blocks are held already
+new_computed       this call's prefix hit in the local cache: blocks exist, references are added
+external_computed  a connector delivers the values: blocks are taken, nothing is computed
+new                computed in this step, unverified drafts included
+lookahead          slots that a drafter writes beyond them
+"""
+
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from kvledger.core.requests.request import Request
+
+
+@mypyc_attr(acyclic=True)
+class SlotRanges:
+    """Positions in tokens from the start of the sequence.
+
+    `is_gate`: these are not the ranges of a step but of the whole sequence, to see whether it would fit. `prefill_end`:
+    where the known tokens end that must be computed before the first new token can be sampled.
+    """
+
+    def __init__(
+        self,
+        local_end: int,
+        computed_end: int,
+        new_end: int,
+        slots_end: int,
+        num_encoder_tokens: int = 0,
+        prefill_end: int = 0,
+        is_gate: bool = False,
+    ) -> None:
+        self.local_end: Final = local_end
+        # Not capped to max_model_len: the cache may know more than the model takes.
+        self.computed_end: Final = computed_end
+        self.new_end: Final = new_end
+        self.slots_end: Final = slots_end
+        self.num_encoder_tokens: Final = num_encoder_tokens
+        self.prefill_end: Final = prefill_end
+        self.is_gate: Final = is_gate
+
+    @property
+    def num_external(self) -> int:
+        return self.computed_end - self.local_end
+
+    def whole_sequence(self, request: Request, max_model_len: int) -> "SlotRanges":
+        """All of the request's tokens behind the same computed ones, as a gate."""
+        end = min(request.num_tokens, max_model_len)
+        computed_end = min(self.computed_end, max_model_len)
+        return SlotRanges(
+            self.local_end, computed_end, end, end, self.num_encoder_tokens, self.prefill_end, is_gate=True
+        )
+
+
+def sequence_ranges(num_tokens: int, num_encoder_tokens: int, max_model_len: int) -> SlotRanges:
+    """A gate for a sequence of which nothing is computed."""
+    end = min(num_tokens, max_model_len)
+    return SlotRanges(0, 0, end, end, num_encoder_tokens, end, is_gate=True)
+
+
+def growth_ranges(request: Request, new_end: int, slots_end: int) -> SlotRanges:
+    """A running request's next step."""
+    computed_end = request.num_computed_tokens
+    return SlotRanges(computed_end, computed_end, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request))
+
+
+def start_ranges(
+    request: Request, num_new: int, num_hit: int, num_external: int, num_lookahead: int, max_model_len: int
+) -> SlotRanges:
+    """The first step of a request that starts, or comes back, with a hit and external tokens."""
+    local_end = request.num_computed_tokens + num_hit
+    computed_end = local_end + num_external
+    new_end = min(computed_end, max_model_len) + num_new
+    slots_end = min(new_end + num_lookahead, max_model_len)
+    return SlotRanges(local_end, computed_end, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request))
+
+
+def _prefill_end(request: Request) -> int:
+    """Where the known tokens end that are computed before the next new one: a resumed request's output counts too."""
+    return max(request.num_prompt_tokens, request.num_tokens - 1)

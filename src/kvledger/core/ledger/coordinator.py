@@ -1,0 +1,406 @@
+"""KVCacheCoordinator: spreads each call over the KV cache groups, and knows what every request holds in each.
+
+All groups take their blocks from one pool, all or nothing: blocks are counted over every group before any is taken.
+Three kinds: without prefix caching, with one group, and with several groups that must agree on one hit
+(hybrid_coordinator.py).
+"""
+
+from abc import ABC, abstractmethod
+from typing import Final
+
+from mypy_extensions import i32, i64
+
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.block_pool import BlockPool
+from kvledger.core.blocks.holds import BlockCopies
+from kvledger.core.blocks.kv_cache_blocks import GroupOccupancy, KVCacheBlocks, PrefixHit
+from kvledger.core.blocks.new_blocks import NewBlocks
+from kvledger.core.blocks.outside_holds import OutsideHolds
+from kvledger.core.groups.base import NEVER, GroupBlocks, ManagerContext, SingleTypeKVCacheManager
+from kvledger.core.groups.slot_ranges import SlotRanges
+from kvledger.core.groups.spec import KVCacheConfig
+from kvledger.core.ledger.ledger_rules import LedgerRules
+from kvledger.core.requests.request import Request
+from kvledger.core.units import cdiv
+from kvledger.errors import UnknownRequestError, require
+
+
+class RequestBlocks:
+    """All that one request holds, and how far that lasts: most decode steps need nothing from the groups below."""
+
+    def __init__(self, request: Request, groups: list[GroupBlocks]) -> None:
+        self.request: Final = request
+        self.groups: Final = groups
+        # Every group has a block for each of the first num_slots tokens.
+        self.num_slots: i64 = 0
+        # Computed tokens at which some group has something to cache.
+        self.next_caching: i64 = 0
+        # Processed tokens at which some group has blocks to release.
+        self.next_release: i64 = 0
+
+
+class KVCacheCoordinator(ABC):
+    """Owns the pool, one manager per group, and {request id: its blocks in each group}."""
+
+    def __init__(self, config: KVCacheConfig, rules: LedgerRules) -> None:
+        self.pool: Final = BlockPool(config.num_blocks, len(config.groups), rules.observer, rules.residency)
+        self.copies: Final = BlockCopies(self.pool)
+        self.outside: Final = OutsideHolds(self.pool)
+        context = ManagerContext(self.pool, self.copies, rules.observer)
+        policies = rules.policies(config)
+        self.managers: Final[list[SingleTypeKVCacheManager]] = [
+            rules.registry.make(group.spec, group_id, context, policies[group_id])
+            for group_id, group in enumerate(config.groups)
+        ]
+        self.num_groups: Final = len(config.groups)
+        self._enable_caching: Final = rules.enable_caching
+        self._last_quiet: Final[i64] = rules.max_model_len - 1
+        # Shared by every call that yields no blocks; never written to.
+        self.no_blocks: Final = KVCacheBlocks([[] for _ in config.groups])
+        self.no_hit: Final = PrefixHit(self.no_blocks, 0, -1)
+        self._nothing: Final = [manager.make_held() for manager in self.managers]
+        self._chunk_clippers: Final = [manager for manager in self.managers if manager.clips_chunks()]
+        # A prompt's end must not be nearer to a chunk's end than the draft modules look ahead: they would compute on
+        # tokens of their own guess, and cache that.
+        self._min_rest: Final = 0 if rules.drafts is None else rules.drafts.num_lookahead_tokens
+        self.clips_chunks: Final = len(self._chunk_clippers) > 0 or self._min_rest > 1
+        self._long_hit_groups: Final = [m.group_id for m in self.managers if m.keeps_longer_hit()]
+        self.holds_all_blocks: Final = all(m.holds_all_blocks() for m in self.managers)
+        # Whether grow() takes the place of take_blocks and report for running requests.
+        self.grows_by_slots: Final = all(m.grows_by_slots() for m in self.managers)
+        self._held: dict[str, RequestBlocks] = {}
+
+    @abstractmethod
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        """The longest cached prefix of at most max_tokens tokens that every group can start from."""
+
+    def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
+        """Makes blocks that are full at num_tokens tokens hits for others."""
+        for group_id, manager in enumerate(self.managers):
+            manager.cache_blocks(held.groups[group_id], request, num_tokens)
+
+    # Who holds what
+
+    def get(self, request_id: str) -> RequestBlocks | None:
+        return self._held.get(request_id)
+
+    def add(self, request: Request) -> RequestBlocks:
+        held = RequestBlocks(request, [manager.make_held() for manager in self.managers])
+        self._held[request.request_id] = held
+        return held
+
+    def require_held(self, request_id: str) -> RequestBlocks:
+        held = self._held.get(request_id)
+        if held is None:
+            raise UnknownRequestError(
+                f"request_id={request_id!r}: holds no blocks (never admitted, or freed already); nothing was changed"
+            )
+        return held
+
+    def blocks_of(self, held: RequestBlocks) -> KVCacheBlocks:
+        return KVCacheBlocks([group.blocks for group in held.groups])
+
+    def measure(self, held: RequestBlocks, slots: bool = True, caching: bool = True, release: bool = True) -> None:
+        """Brings the thresholds up to date after all changes of a call. Until then they ask too early, at worst.
+
+        A threshold that nothing has moved can be left out: a decode step moves one of them, and each is a call a group.
+        """
+        if slots:
+            num_slots: i64 = NEVER
+            for group_id, manager in enumerate(self.managers):
+                num_slots = min(num_slots, i64(manager.num_slots(held.groups[group_id])))
+            held.num_slots = num_slots
+        if caching:
+            next_caching: i64 = NEVER
+            for group_id, manager in enumerate(self.managers):
+                next_caching = min(next_caching, i64(manager.next_caching(held.groups[group_id])))
+            held.next_caching = next_caching
+        if release:
+            next_release: i64 = NEVER
+            for group_id, manager in enumerate(self.managers):
+                next_release = min(next_release, i64(manager.next_release(held.groups[group_id])))
+            held.next_release = next_release
+        # At max_model_len itself a step may be the one token too many: then one asks.
+        quiet_end: i64 = min(held.num_slots, self._last_quiet)
+        if self._enable_caching:
+            quiet_end = min(quiet_end, held.next_caching - 1)
+        held.request.quiet_end = min(quiet_end, held.next_release)
+
+    # Taking and giving back
+
+    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> int:
+        """Free blocks that these ranges use up, over all groups."""
+        num_blocks = 0
+        groups = self._nothing if held is None else held.groups
+        hit_blocks = hit.blocks.blocks
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_to_take(groups[group_id], hit_blocks[group_id], ranges)
+        return num_blocks
+
+    def num_blocks_alone(self, ranges: SlotRanges) -> int:
+        """Blocks that these ranges take of empty pools, over all groups; more than there are when they never fit."""
+        num_blocks = 0
+        for manager in self.managers:
+            num_blocks += manager.num_blocks_alone(ranges)
+        return num_blocks
+
+    def lacks_host_blocks(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> bool:
+        """Whether a group with a pool of its own has too few blocks there. Such a group takes none of this pool."""
+        groups = self._nothing if held is None else held.groups
+        for group_id, manager in enumerate(self.managers):
+            hit_blocks = hit.blocks.blocks[group_id]
+            if manager.pool is not self.pool and manager.num_blocks_to_take(groups[group_id], hit_blocks, ranges) > 0:
+                return True
+        return False
+
+    def usable_hit(self, hit: PrefixHit, num_external: int) -> PrefixHit:
+        """The hit without what a group has beyond the prefix that is reused in the end."""
+        if not self._long_hit_groups:
+            return hit
+        blocks = hit.blocks.blocks.copy()
+        for group_id in self._long_hit_groups:
+            num_reused = cdiv(hit.num_tokens + num_external, self.managers[group_id].block_size)
+            blocks[group_id] = blocks[group_id][:num_reused]
+        return PrefixHit(KVCacheBlocks(blocks), hit.num_tokens, hit.limiting_group, hit.shared_prefix_boundary)
+
+    def attach(self, held: RequestBlocks, hit: PrefixHit, ranges: SlotRanges) -> None:
+        """Gives the request its hit, then blocks for external tokens.
+
+        Every group's hit is touched before any group takes blocks: otherwise one group's new block could be another
+        group's hit (vllm-project/vllm#33775).
+        """
+        hit_blocks = hit.blocks.blocks
+        for group_id, manager in enumerate(self.managers):
+            manager.attach_hit(held.groups[group_id], hit_blocks[group_id], ranges)
+        if ranges.num_external > 0:
+            for group_id, manager in enumerate(self.managers):
+                manager.take_external_blocks(held.groups[group_id], ranges)
+
+    def take_blocks(self, held: RequestBlocks, ranges: SlotRanges) -> KVCacheBlocks:
+        """Takes the missing blocks of every group and returns them."""
+        taken: list[list[KVCacheBlock]] = []
+        for group_id, manager in enumerate(self.managers):
+            taken.append(manager.take_blocks(held.groups[group_id], ranges))
+        return KVCacheBlocks(taken)
+
+    def grow(self, held: RequestBlocks, num_slots: i64, row: i32, new_blocks: NewBlocks) -> bool:
+        """take_blocks and report for a running request, where grows_by_slots. False, changing nothing, when too few
+        blocks are free.
+
+        No objects for its ranges and its result, because nearly all that decode steps take are single blocks: 900
+        instructions a block, counting included, against 2,400 with them.
+        """
+        num_blocks: i64 = 0
+        for group_id, manager in enumerate(self.managers):
+            block_size: i64 = manager.block_size
+            num_missing = (num_slots + block_size - 1) // block_size - len(held.groups[group_id].blocks)
+            if num_missing > 0:
+                num_blocks += num_missing
+        if num_blocks > self.pool.num_free_blocks:
+            return False
+        for group_id, manager in enumerate(self.managers):
+            manager.grow(held.groups[group_id], num_slots, row, new_blocks)
+        return True
+
+    def report(self, held: RequestBlocks, new: KVCacheBlocks, row: int, new_blocks: NewBlocks) -> None:
+        """Adds what take_blocks returned to a step's flat blocks."""
+        for group_id, group in enumerate(held.groups):
+            new_blocks.add(row, group_id, new.blocks[group_id], len(group.blocks))
+
+    def release_skipped(self, held: RequestBlocks, num_processed_tokens: int) -> None:
+        """Gives back what no later token reads."""
+        for group_id, manager in enumerate(self.managers):
+            manager.release_skipped(held.groups[group_id], num_processed_tokens)
+
+    def uncache_beyond(self, held: RequestBlocks, num_tokens: int) -> None:
+        """Takes the hashes of blocks that answer for more than the first num_tokens tokens."""
+        for group_id, manager in enumerate(self.managers):
+            group = held.groups[group_id]
+            beyond = [int(block.block_id) for block in group.blocks if block.num_hash_tokens > num_tokens]
+            manager.pool.evict_blocks(beyond)
+            group.num_cached_blocks = min(group.num_cached_blocks, num_tokens // manager.block_size)
+        self.measure(held)
+
+    def free(self, request_id: str) -> None:
+        """Gives back all blocks of a request."""
+        held = self.require_held(request_id)
+        for group_id, manager in enumerate(self.managers):
+            manager.free(held.groups[group_id])
+        held.request.quiet_end = 0
+        del self._held[request_id]
+
+    def detach(self, request_id: str) -> list[KVCacheBlock]:
+        """Forgets the request, but not its blocks, null ones left out: they are held outside now, in this order."""
+        held = self.require_held(request_id)
+        blocks = [block for group in held.groups for block in group.blocks if block.block_id != 0]
+        self.outside.adopt(blocks)
+        held.request.quiet_end = 0
+        del self._held[request_id]
+        return blocks
+
+    def fork(self, parent_id: str, child: Request, num_tokens: int) -> KVCacheBlocks | None:
+        """Lets the child share the parent's blocks for the first num_tokens tokens; what is not shared is copied.
+
+        None, changing nothing, when the blocks to copy into are not free.
+        """
+        parent = self.require_held(parent_id)
+        if self.num_blocks_to_fork(parent, num_tokens, 1) > self.pool.num_free_blocks:
+            return None
+        held = self.add(child)
+        for group_id, manager in enumerate(self.managers):
+            manager.fork(parent.groups[group_id], held.groups[group_id], num_tokens)
+        self.measure(held)
+        return self.blocks_of(held)
+
+    def num_blocks_to_fork(self, held: RequestBlocks, num_tokens: int, num_forks: int) -> int:
+        num_blocks = 0
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_to_fork(held.groups[group_id], num_tokens, num_forks)
+        return num_blocks
+
+    def num_covered_tokens(self, held: RequestBlocks) -> int:
+        """Tokens that every group whose blocks can be cached has a table entry for."""
+        num_tokens = NEVER
+        for group_id, manager in enumerate(self.managers):
+            if manager.spec.prefix_cacheable:
+                num_tokens = min(num_tokens, len(held.groups[group_id].blocks) * manager.block_size)
+        return num_tokens
+
+    def num_reusable_tokens(self, held: RequestBlocks) -> int:
+        """Tokens of the request that a later one could hit in every group, as far as its own blocks tell."""
+        num_tokens = NEVER
+        for group_id, manager in enumerate(self.managers):
+            if manager.spec.prefix_cacheable:
+                in_group = 0
+                for block in held.groups[group_id].blocks:
+                    in_group = max(in_group, int(block.num_hash_tokens))
+                num_tokens = min(num_tokens, in_group)
+        return 0 if num_tokens == NEVER else num_tokens
+
+    def num_blocks_held(self, held: RequestBlocks) -> int:
+        num_blocks = 0
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_held(held.groups[group_id])
+        return num_blocks
+
+    def group_occupancies(self) -> list[GroupOccupancy]:
+        """What requests hold and what is cached, for each group. O(blocks held)."""
+        occupancies: list[GroupOccupancy] = []
+        for group_id, manager in enumerate(self.managers):
+            ids: set[int] = set()
+            num_null = 0
+            for held in self._held.values():
+                for block in held.groups[group_id].blocks:
+                    block_id: int = block.block_id
+                    if block_id == 0:
+                        num_null += 1
+                    else:
+                        ids.add(block_id)
+            num_cached = len(manager.pool.indexes[group_id])
+            occupancies.append(GroupOccupancy(len(ids), num_null, num_cached))
+        return occupancies
+
+    # The rest
+
+    def start_step(self) -> None:
+        for manager in self.managers:
+            manager.start_step()
+
+    def clip_chunk(self, request: Request, start: int, end: int, max_chunk: int) -> int:
+        """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
+        asked = end
+        for manager in self._chunk_clippers:
+            end = manager.clip_chunk(request, start, end, max_chunk)
+        rest = request.num_tokens - end
+        if 0 < rest < self._min_rest:
+            end -= self._min_rest - rest
+            if end <= start and asked >= request.num_tokens:
+                # A state would be cached too near to the prompt's end. It is not, or nothing would ever be computed.
+                return asked
+        return max(end, start)
+
+    def reset_prefix_cache(self) -> bool:
+        """Takes every hash in every pool; False, changing nothing, while requests hold blocks in any of them."""
+        pools = self._pools()
+        for pool in pools:
+            if pool.num_free_blocks < pool.num_usable_blocks:
+                return pool.reset_prefix_cache()
+        for pool in pools:
+            pool.reset_prefix_cache()
+        return True
+
+    def check(self) -> None:
+        """Proves that each block's ref_cnt is the number of its holders, and every layer below. O(blocks)."""
+        for pool in self._pools():
+            pool.check()
+            holders = self.copies.holders(pool)
+            for block_id, num_outside in self.outside.holders(pool).items():
+                holders[block_id] = holders.get(block_id, 0) + num_outside
+            for request_id, held in self._held.items():
+                for group_id, manager in enumerate(self.managers):
+                    if manager.pool is pool:
+                        group = held.groups[group_id]
+                        _count_holders(request_id, group, manager.num_blocks_held(group), pool, holders)
+            for block in pool.blocks[1:]:
+                num_holders = holders.get(int(block.block_id), 0)
+                require(block.ref_cnt == num_holders, f"{block!r} has {num_holders} holders")
+        for request_id, held in self._held.items():
+            for group_id, manager in enumerate(self.managers):
+                require(
+                    held.num_slots <= manager.num_slots(held.groups[group_id])
+                    and held.next_caching <= manager.next_caching(held.groups[group_id])
+                    and held.next_release <= manager.next_release(held.groups[group_id]),
+                    f"request {request_id!r}: a threshold is out of date",
+                )
+            quiet_end = held.request.quiet_end
+            require(
+                quiet_end <= held.num_slots
+                and quiet_end <= held.next_release
+                and (quiet_end < held.next_caching or not self._enable_caching),
+                f"request {request_id!r}: quiet_end is out of date",
+            )
+
+    def _pools(self) -> list[BlockPool]:
+        pools = [self.pool]
+        for manager in self.managers:
+            if manager.pool not in pools:
+                pools.append(manager.pool)
+        return pools
+
+
+def _count_holders(
+    request_id: str, group: GroupBlocks, num_blocks: int, pool: BlockPool, holders: dict[int, int]
+) -> None:
+    require(group.num_cached_blocks <= len(group.blocks), f"request {request_id!r} caches what it lacks")
+    seen: set[int] = set()
+    for block in group.blocks:
+        block_id = int(block.block_id)
+        if block_id == 0:
+            continue
+        require(pool.blocks[block_id] is block, f"{block!r} is of another pool")
+        require(block_id not in seen, f"request {request_id!r} holds {block!r} twice")
+        seen.add(block_id)
+        holders[block_id] = holders.get(block_id, 0) + 1
+    require(len(seen) == num_blocks, f"request {request_id!r}: {num_blocks} blocks counted, {len(seen)} held")
+
+
+class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
+    """Any number of groups; nothing is hashed, looked up or cached."""
+
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        return self.no_hit
+
+
+class UnitaryKVCacheCoordinator(KVCacheCoordinator):
+    """One group with prefix caching: its manager's hit is the hit."""
+
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        manager = self.managers[0]
+        hit = manager.find_longest_hit(block_hashes, max_tokens, _GROUP_0, manager.policy.is_draft)
+        limiting_group = 0 if hit.num_tokens + manager.block_size <= max_tokens else -1
+        if hit.num_tokens == 0:
+            return PrefixHit(self.no_blocks, 0, limiting_group)
+        return PrefixHit(KVCacheBlocks(hit.blocks), hit.num_tokens, limiting_group)
+
+
+_GROUP_0: Final = [0]

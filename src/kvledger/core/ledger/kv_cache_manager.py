@@ -1,0 +1,507 @@
+"""KVCacheManager: the door of the ledger. A scheduler calls this and nothing below it.
+
+    hit = manager.get_computed_blocks(request)                 # what the prefix cache has
+    new = manager.allocate_slots(request, n, hit, admission=AdmissionRule())   # None: does not fit now
+    new = manager.allocate_slots(request, 1)                   # later, a decode step
+    new = manager.allocate_running(requests, [1, 1, ...])      # the same for many requests, in one call
+    manager.free(request)                                      # finished or preempted
+
+Every call either does all of its work or changes nothing. One owner thread.
+"""
+
+from typing import Final
+
+from mypy_extensions import i32, i64
+
+from kvledger.core.blocks.block_pool import BlockPool, PoolOccupancy
+from kvledger.core.blocks.block_residency import BlockResidency
+from kvledger.core.blocks.holds import BlockCopy
+from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
+from kvledger.core.blocks.new_blocks import NewBlocks, RunningSlots
+from kvledger.core.blocks.observer import EvictionCause, LedgerObserver, LedgerObservers
+from kvledger.core.groups.allocation_checks import (
+    require_sound_fork,
+    require_sound_growth,
+    require_sound_start,
+    too_long,
+)
+from kvledger.core.groups.policy import DraftRule
+from kvledger.core.groups.registry import ManagerRegistry
+from kvledger.core.groups.slot_ranges import SlotRanges, growth_ranges, sequence_ranges, start_ranges
+from kvledger.core.groups.spec import KVCacheConfig
+from kvledger.core.ledger.coordinator import KVCacheCoordinator, RequestBlocks
+from kvledger.core.ledger.hit_search import make_coordinator
+from kvledger.core.ledger.ledger_rules import LedgerRules
+from kvledger.core.ledger.lookups import LookupCounter, PrefixCacheStats
+from kvledger.core.requests.block_hash import BlockHasher, Sha256BlockHasher
+from kvledger.core.requests.request import Request
+from kvledger.core.units import require_positive
+from kvledger.core.watch.ghost_index import GhostIndex
+from kvledger.core.watch.miss_explainer import MissExplainer
+from kvledger.core.watch.prompt_split import MissConfig
+from kvledger.errors import RequestError, wrong_value
+
+
+class KVCacheManager:
+    """The ledger of one engine.
+
+    `hasher` names blocks for the prefix cache; sha256 is used if none is given. `watermark`: share of the pool that
+    stays free when a request that is not running asks for blocks while others run. `max_in_flight_tokens`: most tokens
+    that are scheduled and not settled at a time, over all steps in flight; bounds what windowed groups hold (default:
+    max_model_len). `drafts`: the rule of a draft model, if one keeps KV values. `retention_interval`: sparse groups
+    (windows, states) keep a reusable tail once in so many tokens, 0: only where a replay of the prompt can use it,
+    None: at every boundary. `pins_shared_prefix`: also cache a state exactly where a shared prefix ends.
+    `context_parallel_size`: ranks that share out each block's tokens. `registry`: managers for your own specs.
+    `explain_misses`: find out why prompts miss, within these bounds; then `misses` tells.
+    `residency`: samples how long blocks stay.
+    """
+
+    def __init__(
+        self,
+        config: KVCacheConfig,
+        max_model_len: int,
+        *,
+        enable_caching: bool = True,
+        hasher: BlockHasher | None = None,
+        watermark: float = 0.0,
+        max_in_flight_tokens: int | None = None,
+        drafts: DraftRule | None = None,
+        retention_interval: int | None = None,
+        pins_shared_prefix: bool = False,
+        context_parallel_size: int = 1,
+        registry: ManagerRegistry | None = None,
+        observer: LedgerObserver | None = None,
+        explain_misses: MissConfig | None = None,
+        residency: BlockResidency | None = None,
+    ) -> None:
+        require_positive("max_model_len", max_model_len)
+        if not 0.0 <= watermark < 1.0:
+            raise wrong_value("watermark", watermark, "not a share of the pool", "give 0.0 up to below 1.0")
+        ghosts: GhostIndex | None = None
+        if explain_misses is not None:
+            # Compiled, the parameter's type has refused that already, with a TypeError.
+            if not isinstance(explain_misses, MissConfig):
+                raise wrong_value("explain_misses", explain_misses, "no bounds to remember in", "give MissConfig()")
+            ghosts = GhostIndex(len(config.groups), explain_misses.max_evicted_blocks)
+            observer = ghosts if observer is None else LedgerObservers([observer, ghosts])
+        rules = LedgerRules(
+            registry=ManagerRegistry() if registry is None else registry,
+            max_model_len=max_model_len,
+            max_in_flight_tokens=max_model_len if max_in_flight_tokens is None else max_in_flight_tokens,
+            enable_caching=enable_caching,
+            hash_block_size=0 if hasher is None else hasher.block_size,
+            drafts=drafts,
+            retention_interval=retention_interval,
+            context_parallel_size=context_parallel_size,
+            pins_shared_prefix=pins_shared_prefix,
+            observer=observer,
+            residency=residency,
+        )
+        if hasher is None:
+            hasher = Sha256BlockHasher(rules.resolved_hash_block_size(config))
+        self.config: Final = config
+        self.max_model_len: Final = max_model_len
+        self._max_end: Final[i64] = max_model_len
+        self.enable_caching: Final = enable_caching
+        self._hasher: Final = hasher
+        self._hash_block_size: Final = hasher.block_size
+        self._coordinator: Final[KVCacheCoordinator] = make_coordinator(config, rules)
+        self._pool: Final = self._coordinator.pool
+        self._no_blocks: Final = self._coordinator.no_blocks
+        self._no_hit: Final = self._coordinator.no_hit
+        # Whether clip_chunk has anything to say; for schedulers that ask once per request and step.
+        self.clips_chunks: Final = self._coordinator.clips_chunks
+        # Whether requests hold most blocks at their end, because no group gives any back before.
+        self.holds_all_blocks: Final = self._coordinator.holds_all_blocks
+        self._watermark_blocks: Final = int(watermark * config.num_blocks)
+        self._lookups: Final = LookupCounter(len(config.groups))
+        # Why prompts missed; None unless that was asked for.
+        self.misses: Final[MissExplainer | None] = (
+            None
+            if explain_misses is None or ghosts is None
+            else MissExplainer(explain_misses, self._coordinator, ghosts, enable_caching)
+        )
+        # Of the last allocate_slots that returned None.
+        self.shortage: BlockShortage | None = None
+
+    # For code that shows the ledger to an engine written for another one; schedulers need neither.
+
+    @property
+    def block_pool(self) -> BlockPool:
+        return self._pool
+
+    @property
+    def coordinator(self) -> KVCacheCoordinator:
+        return self._coordinator
+
+    # Counting
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that requests hold, 0.0 to 1.0. Cached free blocks count as free."""
+        return self._pool.get_usage()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free_blocks
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can hold tokens: all but the null block."""
+        return self._pool.num_usable_blocks
+
+    def occupancy(self) -> PoolOccupancy:
+        """Live, cached and unused blocks."""
+        return self._pool.occupancy()
+
+    def eviction_counts(self) -> dict[EvictionCause, int]:
+        """Blocks that lost their hashes so far, by cause."""
+        return self._pool.eviction_counts()
+
+    def num_blocks_for(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
+        """Most blocks that a request of num_tokens tokens holds at a time when it shares none, over all groups."""
+        return self._coordinator.num_blocks_alone(sequence_ranges(num_tokens, num_encoder_tokens, self.max_model_len))
+
+    def num_blocks_missing(self, request: Request, num_more_tokens: int = 0) -> int:
+        """Blocks that the request still needs to hold all its tokens so far and num_more_tokens beyond."""
+        held = self._coordinator.get(request.request_id)
+        ranges = sequence_ranges(request.num_tokens + num_more_tokens, request.num_encoder_tokens, self.max_model_len)
+        return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
+
+    def num_blocks_held(self, request: Request) -> int:
+        """Blocks that the request holds now, shared ones included, over all groups. O(groups) for full attention."""
+        held = self._coordinator.get(request.request_id)
+        return 0 if held is None else self._coordinator.num_blocks_held(held)
+
+    def group_occupancies(self) -> list[GroupOccupancy]:
+        """What requests hold and what is cached, for each group. O(blocks held): for reports, not for every step."""
+        return self._coordinator.group_occupancies()
+
+    # The life of a request
+
+    def get_computed_blocks(self, request: Request) -> PrefixHit:
+        """The longest cached prefix, in whole blocks, of at most num_tokens - 1 tokens.
+
+        The last token is always computed, because its logits are needed. Changes nothing; the hit belongs to the
+        request only once allocate_slots takes it. RequestError for a request that holds blocks.
+        """
+        if self._coordinator.get(request.request_id) is not None:
+            raise RequestError(f"request {request.request_id!r} holds blocks already; look up before allocate_slots")
+        if not self.enable_caching or request.skip_prefix_lookup:
+            return self._no_hit
+        self._hasher.refresh(request)
+        return self._coordinator.find_longest_hit(request.block_hashes, request.num_tokens - 1)
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hit: PrefixHit | None = None,
+        *,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        admission: AdmissionRule | None = None,
+    ) -> KVCacheBlocks | None:
+        """Gives a request slots for this step (ranges: slot_ranges.py) and returns only the blocks that are new.
+
+        None when they do not fit: nothing has changed, but for blocks that no later token reads, which are given back
+        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet. `delay_cache_blocks`: the
+        values arrive later; call cache_blocks then. `admission`: for a request that is not running. RequestError for a
+        step without tokens, a hit for a request that holds blocks, or computed tokens without blocks.
+        """
+        starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
+        if not starts and num_new_tokens > 0 and num_lookahead_tokens >= 0:
+            if request.num_computed_tokens + num_new_tokens + num_lookahead_tokens <= request.quiet_end:
+                return self._no_blocks
+            held = self._coordinator.get(request.request_id)
+            if held is not None:
+                return self._grow(request, held, num_new_tokens, num_lookahead_tokens)
+        if hit is None:
+            hit = self._no_hit
+        ranges = start_ranges(
+            request,
+            num_new_tokens,
+            hit.num_tokens,
+            num_external_computed_tokens,
+            num_lookahead_tokens,
+            self.max_model_len,
+        )
+        require_sound_start(request, hit, ranges, self.holds_blocks(request), self.max_model_len)
+        return self._start(request, hit, ranges, delay_cache_blocks, admission)
+
+    def allocate_running(
+        self, requests: list[Request], num_new_tokens: list[int], *, num_lookahead_tokens: int = 0
+    ) -> RunningSlots:
+        """allocate_slots(requests[i], num_new_tokens[i]) for running requests in order, up to the first that gets None.
+
+        For engines that call from interpreted Python: one call a step. The requests behind the one that does not fit
+        are as they were; once room is made, call again with them. RequestError or UnknownRequestError, before anything
+        is taken, for requests that hold no blocks, steps without tokens, or sequences beyond max_model_len.
+        """
+        if len(num_new_tokens) != len(requests) or num_lookahead_tokens < 0:
+            raise RequestError(
+                f"num_new_tokens: {len(num_new_tokens)} numbers for {len(requests)} requests, with "
+                f"num_lookahead_tokens={num_lookahead_tokens}; give one number a request, and 0 or more lookahead"
+            )
+        # Most requests stay within their blocks, fill none and leave none: nothing to do for them.
+        rows: list[int] = []
+        for row, request in enumerate(requests):
+            num_new = num_new_tokens[row]
+            if num_new <= 0 or request.num_computed_tokens + num_new + num_lookahead_tokens > request.quiet_end:
+                self._require_can_grow(request, num_new)
+                rows.append(row)
+        new_blocks = NewBlocks()
+        for row in rows:
+            if not self.allocate_row(requests[row], num_new_tokens[row], num_lookahead_tokens, row, new_blocks):
+                return RunningSlots(row, new_blocks)
+        return RunningSlots(len(requests), new_blocks)
+
+    def allocate_row(
+        self, request: Request, num_new_tokens: int, num_lookahead_tokens: int, row: int, new_blocks: NewBlocks
+    ) -> bool:
+        """allocate_slots for a running request, whose new blocks join new_blocks as those of that row. False: None."""
+        held = self._coordinator.require_held(request.request_id)
+        grows_by_slots = self._coordinator.grows_by_slots
+        new = self._grow(
+            request, held, num_new_tokens, num_lookahead_tokens, i32(row), new_blocks if grows_by_slots else None
+        )
+        if new is None:
+            return False
+        if new is not self._no_blocks:
+            self._coordinator.report(held, new, row, new_blocks)
+        return True
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Makes blocks full at num_computed_tokens tokens hits for others, after delay_cache_blocks.
+
+        RequestError when the request has fewer tokens or holds no blocks for them.
+        """
+        held = self._coordinator.require_held(request.request_id)
+        num_covered = self._coordinator.num_covered_tokens(held)
+        if num_computed_tokens > min(request.num_tokens, num_covered):
+            raise RequestError(
+                f"num_computed_tokens={num_computed_tokens}: request {request.request_id!r} has {request.num_tokens} "
+                f"tokens and blocks for {num_covered}"
+            )
+        if self.enable_caching and num_computed_tokens >= held.next_caching:
+            self._hash(request, num_computed_tokens)
+            self._coordinator.cache_blocks(held, request, num_computed_tokens)
+            self._coordinator.measure(held)
+
+    def uncache_beyond(self, request: Request, num_tokens: int) -> None:
+        """Takes back what cache_blocks did beyond num_tokens tokens: their step does not run after all."""
+        self._coordinator.uncache_beyond(self._coordinator.require_held(request.request_id), num_tokens)
+
+    def free(self, request: Request) -> None:
+        """Gives back a request's blocks, the last first. UnknownRequestError when it holds none."""
+        self._coordinator.free(request.request_id)
+
+    def fork(self, parent: Request, child: Request) -> KVCacheBlocks | None:
+        """Gives the child the parent's computed prefix: full blocks shared, the partial tail as a copy order.
+
+        Returns the child's blocks; None when the copy does not fit, nothing changed. The prefix covers what workers
+        have finished, parent.num_processed_tokens, which becomes the child's computed count by the caller's hand.
+        RequestError when the child holds blocks or has no such prefix.
+        """
+        require_sound_fork(parent, child, self.holds_blocks(child))
+        return self._coordinator.fork(parent.request_id, child, parent.num_processed_tokens)
+
+    def num_blocks_to_fork(self, parent: Request, num_forks: int = 1) -> int:
+        """Free blocks that so many forks of that request take; more than there are when another pool has not enough."""
+        held = self._coordinator.require_held(parent.request_id)
+        return self._coordinator.num_blocks_to_fork(held, parent.num_processed_tokens, num_forks)
+
+    def holds_blocks(self, request: Request) -> bool:
+        return self._coordinator.get(request.request_id) is not None
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """All blocks of a request. UnknownRequestError when it holds none."""
+        return self._coordinator.blocks_of(self._coordinator.require_held(request_id))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """All block ids of a request per group, in fresh lists."""
+        return self.get_blocks(request_id).get_block_ids()
+
+    # Steps
+
+    def start_step(self) -> None:
+        """A new step begins: from now on requests can start from states that the step before has written."""
+        self._coordinator.start_step()
+
+    def clip_chunk(self, request: Request, start: int, num_new_tokens: int, max_chunk: int) -> int:
+        """How many of num_new_tokens tokens from `start` on to compute in one step, so that groups which cache states
+        only where a step ends can do so. 0: wait for more budget. `max_chunk`: most tokens that a step can have.
+        """
+        return self._coordinator.clip_chunk(request, start, start + num_new_tokens, max_chunk) - start
+
+    def take_block_copies(self) -> list[BlockCopy]:
+        """Copy orders since the last call, for the step about to be sent to the workers."""
+        return self._coordinator.copies.take()
+
+    def release_block_copies(self, copies: list[BlockCopy]) -> None:
+        """To be called once the step that carried these copies is done."""
+        self._coordinator.copies.release(copies)
+
+    # The prefix cache as a whole
+
+    def evict_blocks(self, block_ids: list[int]) -> None:
+        """Takes the hashes of these blocks, held or free. BlockError on a wrong id, evicting none."""
+        self._pool.evict_blocks(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content. False, with a warning to the observer, while requests hold blocks."""
+        done = self._coordinator.reset_prefix_cache()
+        if done:
+            self._lookups.record_reset()
+        return done
+
+    def start_epoch(self) -> None:
+        """Separates all later lookups from everything cached so far: the weights changed under running requests.
+
+        Unlike reset_prefix_cache it always works. Running requests finish on their old values; whatever they still
+        cache stays in their epoch, where no later request looks.
+        """
+        self._hasher.start_epoch()
+
+    def record_prefix_lookup(self, request: Request, num_hit_tokens: int, hit: PrefixHit | None = None) -> None:
+        """Counts one lookup, at admission, so that lookups of requests that stay waiting are not counted twice.
+
+        `hit`: what was found, to count which group limited it.
+        """
+        if self.enable_caching and not request.skip_prefix_lookup:
+            self._lookups.record(request, num_hit_tokens, hit)
+
+    def record_external_lookup(self, request: Request, num_local_tokens: int, num_hit_tokens: int) -> None:
+        """Counts one lookup in an external source, at admission. Those of preempted requests do not count."""
+        self._lookups.record_external(request, num_local_tokens, num_hit_tokens)
+
+    def take_prefix_cache_stats(self) -> PrefixCacheStats:
+        """The counts since the last call."""
+        return self._lookups.take()
+
+    def prefix_cache_totals(self) -> PrefixCacheStats:
+        """The counts since the beginning, whoever has taken some of them, in a fresh object."""
+        return self._lookups.totals()
+
+    def check(self) -> None:
+        """Proves the invariants of every layer. O(blocks): for tests, replay --check and hunting bugs."""
+        self._coordinator.check()
+        if self.misses is not None:
+            self.misses.check()
+
+    def _grow(
+        self,
+        request: Request,
+        held: RequestBlocks,
+        num_new_tokens: i64,
+        num_lookahead_tokens: i64,
+        row: i32 = 0,
+        flat: NewBlocks | None = None,
+    ) -> KVCacheBlocks | None:
+        """allocate_slots for a running request. `flat`: takes what is new as that row's, and nothing is returned then;
+        only where the coordinator grows_by_slots.
+        """
+        coordinator = self._coordinator
+        num_computed = request.num_computed_tokens
+        new_end = num_computed + num_new_tokens
+        if new_end > self._max_end:
+            raise too_long(request, new_end, self.max_model_len)
+        slots_end: i64 = min(new_end + num_lookahead_tokens, self._max_end)
+        # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
+        cache_end = min(new_end, request.num_tokens)
+        caches = self.enable_caching and cache_end > 0 and cache_end >= held.next_caching
+        if caches:
+            self._hash(request, cache_end)
+        num_processed = num_computed - request.num_in_flight_tokens
+        releases = num_processed >= held.next_release
+        if releases:
+            coordinator.release_skipped(held, max(0, num_processed))
+        takes = slots_end > held.num_slots
+        new_blocks = self._no_blocks
+        if takes and (flat is None or not coordinator.grow(held, slots_end, row, flat)):
+            # Without `flat`, or too few are free: then `shortage` says how many.
+            ranges = growth_ranges(request, new_end, slots_end)
+            if self._is_short(request, held, self._no_hit, ranges):
+                return None
+            new_blocks = coordinator.take_blocks(held, ranges)
+        if caches:
+            coordinator.cache_blocks(held, request, cache_end)
+        # Other groups' thresholds may hang together.
+        others = not coordinator.grows_by_slots
+        coordinator.measure(held, slots=takes or others, caching=caches or others, release=releases or others)
+        return new_blocks
+
+    def _start(
+        self,
+        request: Request,
+        hit: PrefixHit,
+        ranges: SlotRanges,
+        delay_cache_blocks: bool,
+        admission: AdmissionRule | None,
+    ) -> KVCacheBlocks | None:
+        """allocate_slots for a request that does not simply grow: new, resumed, or back from a load."""
+        coordinator = self._coordinator
+        hit = coordinator.usable_hit(hit, ranges.num_external)
+        held = coordinator.get(request.request_id)
+        rule = _NO_RULE if admission is None else admission
+        watermark = self._watermark_blocks if rule.has_scheduled_requests else 0
+        if rule.full_sequence_must_fit:
+            gate = ranges.whole_sequence(request, self.max_model_len)
+            if self._is_short(request, held, hit, gate, watermark):
+                return None
+        if held is not None:
+            num_computed = min(ranges.computed_end, self.max_model_len)
+            coordinator.release_skipped(held, max(0, num_computed - request.num_in_flight_tokens))
+        if self._is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
+            return None
+        if self.enable_caching and held is None:
+            self._hasher.refresh(request)
+        elif self.enable_caching:
+            self._hash(request, min(ranges.new_end, request.num_tokens))
+        if held is None:
+            if self.misses is not None:
+                self.misses.account(request, hit, ranges.num_external)
+            held = coordinator.add(request)
+            coordinator.attach(held, hit, ranges)
+        new_blocks = coordinator.take_blocks(held, ranges)
+        if self.enable_caching and not delay_cache_blocks:
+            coordinator.cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
+        coordinator.measure(held)
+        return self._no_blocks if new_blocks.is_empty() else new_blocks
+
+    def _is_short(
+        self,
+        request: Request,
+        held: RequestBlocks | None,
+        hit: PrefixHit,
+        ranges: SlotRanges,
+        num_watermark: int = 0,
+        num_reserved: int = 0,
+    ) -> bool:
+        """Whether too few blocks are free for these ranges; `shortage` has the numbers then."""
+        num_blocks = self._coordinator.num_blocks_to_take(held, hit, ranges)
+        num_free = self._pool.num_free_blocks
+        if num_blocks + num_watermark <= num_free - num_reserved:
+            return False
+        is_host = num_blocks > self._pool.num_usable_blocks and self._coordinator.lacks_host_blocks(held, hit, ranges)
+        self.shortage = BlockShortage(
+            request.request_id, num_blocks, num_free, num_watermark, num_reserved, ranges.is_gate, is_host
+        )
+        return True
+
+    def _hash(self, request: Request, num_tokens: int) -> None:
+        """Hashes what is full at num_tokens tokens. Comes before blocks are taken: wrong tokens raise here."""
+        if num_tokens // self._hash_block_size > len(request.block_hashes):
+            self._hasher.extend(request)
+
+    def _require_can_grow(self, request: Request, num_new_tokens: int) -> None:
+        """Raises now what _grow would raise, so that a call for many requests raises before it takes anything."""
+        self._coordinator.require_held(request.request_id)
+        require_sound_growth(request, num_new_tokens, self.max_model_len)
+        if self.enable_caching:
+            self._hash(request, min(request.num_computed_tokens + num_new_tokens, request.num_tokens))
+
+
+# Of a request that just takes what is free.
+_NO_RULE: Final = AdmissionRule(full_sequence_must_fit=False, has_scheduled_requests=False)

@@ -1,0 +1,1 @@
+"""A request, its tokens and the hashes of its blocks."""

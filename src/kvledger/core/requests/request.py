@@ -1,0 +1,196 @@
+"""A request as the ledger and the scheduler see it: its tokens, how far they are computed, and who it is to the cache.
+
+The engine builds it; the scheduler moves the counters; the ledger only reads them (and keeps block_hashes and quiet_end
+current).
+
+    | prompt ............................ | output ........ | drafts (not in num_tokens) |
+    0                     num_prompt_tokens       num_tokens
+    | computed .................. | in flight: counted as computed, not back from the worker yet |
+"""
+
+from enum import Enum
+from typing import Final
+
+from mypy_extensions import i64
+
+from kvledger.core.requests.tokens import TokenBuffer, pack_tokens
+from kvledger.errors import RequestError
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    WAITING_FOR_EXTERNAL_KV = "waiting for external KV"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "finished: stop token"
+    FINISHED_LENGTH = "finished: length"
+    FINISHED_ABORTED = "finished: aborted"
+    FINISHED_ERROR = "finished: error"
+
+
+class Adapter:
+    """Identity of a LoRA adapter as loaded. `generation` counts reloads in place: new weights, new identity."""
+
+    def __init__(self, name: str, adapter_id: int, generation: int = 0) -> None:
+        self.name: Final = name
+        self.adapter_id: Final = adapter_id
+        self.generation: Final = generation
+
+
+class MultiModalItem:
+    """An image, audio clip, ... whose embeddings stand in for placeholder tokens [start, start + num_tokens)."""
+
+    def __init__(self, content_hash: str, start: int, num_tokens: int) -> None:
+        if not content_hash:
+            raise RequestError("content_hash='': the cache cannot tell items apart; give a hash of the content")
+        if start < 0 or num_tokens < 1:
+            raise RequestError(f"multimodal item at start={start} with num_tokens={num_tokens}: not a range of tokens")
+        self.content_hash: Final = content_hash
+        self.start: Final = start
+        self.end: Final = start + num_tokens
+
+
+class Request:
+    """One sequence. `prompt`: token ids, or the same packed by pack_tokens (no copy is made then).
+
+    `stop_token_ids` end it, as does reaching `max_tokens` generated tokens. Lower `priority` values are served first
+    under the priority policy. `cache_salt` keeps tenants apart: only equal salts share blocks (none and "" are equal).
+    `skip_prefix_lookup` computes the whole prompt (as prompt log-probabilities need) and still fills the cache.
+    `num_encoder_tokens`: what the encoder of an encoder-decoder model leaves for cross attention. `sampling_params`:
+    whatever the workers need to choose tokens; it reaches them as it is, with the request's first blocks.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int] | bytes,
+        *,
+        max_tokens: int = 16,
+        stop_token_ids: tuple[int, ...] = (),
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        adapter: Adapter | None = None,
+        cache_salt: str = "",
+        multimodal: tuple[MultiModalItem, ...] = (),
+        skip_prefix_lookup: bool = False,
+        num_encoder_tokens: int = 0,
+        sampling_params: object | None = None,
+    ) -> None:
+        packed = prompt if isinstance(prompt, bytes) else pack_tokens(prompt)
+        if not packed:
+            raise RequestError(f"request {request_id!r}: the prompt is empty; give at least one token")
+        if max_tokens < 1:
+            raise RequestError(f"request {request_id!r}: max_tokens={max_tokens}: must be at least 1")
+        self.request_id: Final = request_id
+        self.tokens: TokenBuffer = TokenBuffer(packed)
+        self.num_prompt_tokens: i64 = len(self.tokens)
+        self.num_tokens: i64 = self.num_prompt_tokens
+        self.max_tokens: Final[i64] = max_tokens
+        self.stop_token_ids: Final = stop_token_ids
+        self.priority: Final = priority
+        self.arrival_time: Final = arrival_time
+        self.adapter: Final = adapter
+        self.cache_salt: Final = cache_salt
+        self.multimodal: Final = multimodal
+        self.skip_prefix_lookup: Final = skip_prefix_lookup
+        self.num_encoder_tokens: Final = num_encoder_tokens
+        self.sampling_params: Final = sampling_params
+
+        self.status: RequestStatus = RequestStatus.WAITING
+        self.num_computed_tokens: i64 = 0
+        # Scheduled but not yet returned by the worker; these may still be taken back (rejected drafts).
+        self.num_in_flight_tokens: i64 = 0
+        # Output tokens that steps in flight will produce: known in number, not yet in value.
+        self.num_output_placeholders: i64 = 0
+        # In-flight tokens from before a preemption: their steps' output is delivered, their counts no longer apply.
+        self.num_stale_tokens: i64 = 0
+        # Their output is thrown away instead, because the positions are computed again at once.
+        self.drops_stale_output: bool = False
+        # The step it was last scheduled in leaves known tokens to compute, so that step yields no token.
+        self.is_prefill_chunk: bool = False
+        self.draft_token_ids: list[int] = []
+        self.num_preemptions: int = 0
+        # Where a prefix ends that others share and a sparse group has not cached yet; 0: not known.
+        self.shared_prefix_boundary: int = 0
+        # Hash of every full hash block of `tokens`, its size, and the hasher's epoch that they belong to.
+        self.block_hashes: list[bytes] = []
+        self.hash_block_size: int = 0
+        self.hash_epoch: int = 0
+        # A step that ends here or earlier, lookahead included, needs nothing of the ledger: it stays within the blocks
+        # that the request holds, fills none and leaves none behind. 0: ask. Only the ledger writes it.
+        self.quiet_end: i64 = 0
+        # Read and written when it comes and when it is preempted; kept away from what every step reads.
+        # Most tokens that it had computed when it was preempted: up to there, computing does not get it further.
+        self.num_computed_before: int = 0
+        # The first step that could have scheduled it since it came, or since it was preempted.
+        self.waiting_since_step: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_processed_tokens(self) -> int:
+        """Computed tokens that came back from the workers. Stale ones in flight are not among the computed."""
+        return self.num_computed_tokens - (self.num_in_flight_tokens - self.num_stale_tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        status = self.status
+        return (
+            status is RequestStatus.FINISHED_STOPPED
+            or status is RequestStatus.FINISHED_LENGTH
+            or status is RequestStatus.FINISHED_ABORTED
+            or status is RequestStatus.FINISHED_ERROR
+        )
+
+    def append_token(self, token_id: int) -> None:
+        """Adds one generated token."""
+        self.tokens.append(token_id)
+        self.num_tokens += 1
+
+    def twin(self, request_id: str) -> "Request":
+        """A fresh request with the same tokens, limits and identity, under another id. It has computed nothing."""
+        twin = Request(
+            request_id,
+            self.tokens.pack(0, self.num_prompt_tokens),
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            priority=self.priority,
+            arrival_time=self.arrival_time,
+            adapter=self.adapter,
+            cache_salt=self.cache_salt,
+            multimodal=self.multimodal,
+            skip_prefix_lookup=self.skip_prefix_lookup,
+            num_encoder_tokens=self.num_encoder_tokens,
+            sampling_params=self.sampling_params,
+        )
+        twin.tokens = self.tokens.copy()
+        twin.num_tokens = self.num_tokens
+        twin.block_hashes = self.block_hashes.copy()
+        twin.hash_epoch = self.hash_epoch
+        twin.hash_block_size = self.hash_block_size
+        return twin
+
+    def output_token_ids(self) -> list[int]:
+        return self.tokens.token_ids(self.num_prompt_tokens, self.num_tokens)
+
+    def truncate(self, num_tokens: int) -> None:
+        """Cuts the sequence to its first num_tokens tokens, as a resumed session does; what remains is its new prompt.
+
+        The hashes go with the tokens that they cover; hashes that the caller gave all go. For a request that no
+        scheduler or ledger has (any more): RequestError while it has computed tokens.
+        """
+        if self.num_computed_tokens > 0 or self.status is RequestStatus.RUNNING:
+            raise RequestError(f"request {self.request_id!r} is {self.status.value}: free it before cutting its tokens")
+        if not 0 < num_tokens <= self.num_tokens:
+            raise RequestError(f"num_tokens={num_tokens}: request {self.request_id!r} has {self.num_tokens} tokens")
+        # Fresh ones: whoever noted the old ones down may still read them.
+        self.tokens = self.tokens.copy()
+        self.tokens.truncate(num_tokens)
+        self.num_tokens = num_tokens
+        self.num_prompt_tokens = num_tokens
+        # A new list: whoever keeps the old one knows hashes of the tokens that were. What the caller's hashes cover is
+        # not known here: the caller gives them again.
+        num_hashes = num_tokens // self.hash_block_size if self.hash_block_size > 0 else 0
+        self.block_hashes = self.block_hashes[:num_hashes]

@@ -1,0 +1,116 @@
+"""What a step carries to the workers and back: SchedulerOutput, RequestOutput and StepEnd.
+
+Workers get block ids and nothing else of the ledger. A new or resumed request comes with all its ids (its row is
+overwritten); what running ones got is in new_blocks.
+"""
+
+from typing import Final
+
+from librt.vecs import vec
+from mypy_extensions import i32, mypyc_attr
+
+from kvledger.core.blocks.holds import BlockCopy
+from kvledger.core.blocks.new_blocks import NewBlocks
+from kvledger.core.requests.request import Request, RequestStatus
+from kvledger.errors import RequestTooLargeError
+
+
+@mypyc_attr(acyclic=True)
+class NewRequestData:
+    """A request that the workers do not know (any more): first scheduled, resumed after preemption, or forked."""
+
+    def __init__(self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int) -> None:
+        self.request_id: Final = request.request_id
+        self.block_ids: Final = block_ids
+        self.num_computed_tokens: Final = num_computed_tokens
+        self.num_tokens: Final = request.num_tokens
+        self.num_prompt_tokens: Final = request.num_prompt_tokens
+        self.sampling_params: Final = request.sampling_params
+        self._tokens: Final = request.tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids known when it was scheduled. Unpacked on demand: a worker in the same process may not care."""
+        return self._tokens.token_ids(0, self.num_tokens)
+
+
+class SchedulerOutput:
+    """One step. Parallel rows over the scheduled requests: first the running ones, then the new and resumed ones.
+
+    request_ids[i] computes num_scheduled_tokens[i] tokens from num_computed_tokens[i] on; both are int32 arrays that
+    numpy sees without a copy: numpy.asarray(output.num_computed_tokens). The *_by_request methods say the same in
+    dictionaries, for tests and tools. Read only.
+    """
+
+    def __init__(self, step: int, num_groups: int) -> None:
+        self.step: Final = step
+        self.num_groups: Final = num_groups
+        self.request_ids: list[str] = []
+        self.num_scheduled_tokens: vec[i32] = vec[i32]()
+        self.num_computed_tokens: vec[i32] = vec[i32]()
+        # Of requests that the workers know already.
+        self.new_blocks: NewBlocks = NewBlocks()
+        self.new_requests: list[NewRequestData] = []
+        # Request id -> drafts verified in this step; -1 stands for one that the worker itself still knows best.
+        self.draft_token_ids: dict[str, list[int]] = {}
+        self.total_num_scheduled_tokens: int = 0
+        self.total_num_computed_tokens: int = 0
+        # Since the last step: rows to drop. A preempted request comes back in new_requests.
+        self.preempted_request_ids: list[str] = []
+        self.finished_request_ids: list[str] = []
+        # Requests that were ended because they outgrew the whole pool.
+        self.errors: dict[str, RequestTooLargeError] = {}
+        # To be made before the step computes.
+        self.block_copies: list[BlockCopy] = []
+        # request_ids resolved, for the scheduler when the step comes back.
+        self.requests: list[Request] = []
+
+    def count_prompt_tokens(self) -> int:
+        """Tokens of prompts that the step computes, for the first time or again. O(requests)."""
+        num_tokens = 0
+        for row, request in enumerate(self.requests):
+            start = int(self.num_computed_tokens[row])
+            if start < request.num_prompt_tokens:
+                end = start + int(self.num_scheduled_tokens[row])
+                num_tokens += min(end, int(request.num_prompt_tokens)) - start
+        return num_tokens
+
+    def num_tokens_by_request(self) -> dict[str, int]:
+        """{request id: tokens scheduled}, in order."""
+        return {request_id: end - start for request_id, (start, end) in self.ranges_by_request().items()}
+
+    def ranges_by_request(self) -> dict[str, tuple[int, int]]:
+        """{request id: (first position that it computes, position behind the last)}, in order."""
+        ranges: dict[str, tuple[int, int]] = {}
+        for row, request_id in enumerate(self.request_ids):
+            start = int(self.num_computed_tokens[row])
+            ranges[request_id] = (start, start + int(self.num_scheduled_tokens[row]))
+        return ranges
+
+    def new_block_ids_by_request(self) -> dict[str, tuple[list[int], ...]]:
+        """{request id: new block ids per group}: new_blocks, of the requests that got any."""
+        by_row = self.new_blocks.ids_by_row(self.num_groups)
+        return {self.request_ids[row]: ids for row, ids in by_row.items()}
+
+
+@mypyc_attr(acyclic=True)
+class RequestOutput:
+    """Tokens that a step added to a request; `finish` is its final status, or None while it goes on."""
+
+    def __init__(self, request_id: str, new_token_ids: list[int], finish: RequestStatus | None) -> None:
+        self.request_id: Final = request_id
+        self.new_token_ids: Final = new_token_ids
+        self.finish: Final = finish
+
+
+@mypyc_attr(acyclic=True)
+class StepEnd:
+    """What became of a step that came back with one token a row, as update_from_tokens does.
+
+    `finished`: the requests that it ended. `dropped_rows`: rows whose token counts for nothing, because the request had
+    ended meanwhile, or was preempted and computes it again. All other requests have gained the token of their row.
+    """
+
+    def __init__(self) -> None:
+        self.finished: list[RequestOutput] = []
+        self.dropped_rows: list[int] = []

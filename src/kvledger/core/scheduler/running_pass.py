@@ -1,0 +1,160 @@
+"""RunningPass: gives every running request its tokens of the step, and preempts when blocks run out."""
+
+from typing import Final
+
+from librt.vecs import append
+from mypy_extensions import i64
+
+from kvledger.core.requests.request import Request, RequestStatus
+from kvledger.core.scheduler.config import SchedulingPolicy
+from kvledger.core.scheduler.state import SchedulerState
+from kvledger.core.scheduler.step import StepBuilder
+
+
+class RunningPass:
+    """The first half of schedule(): in the order of the running list, while the budget lasts."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state: Final = state
+        self._manager: Final = state.manager
+        self._num_lookahead_tokens: Final = state.config.num_lookahead_tokens
+        self._by_priority: Final = state.config.policy is SchedulingPolicy.PRIORITY
+
+    def schedule(self, step: StepBuilder) -> None:
+        threshold = self._state.long_prefill_threshold()
+        max_model_len = self._manager.max_model_len
+        clips_chunks = self._manager.clips_chunks
+        max_chunk = self._state.config.max_prefill_chunk
+        running = self._state.running
+        index = 0
+        while index < len(running) and step.token_budget > 0:
+            if not clips_chunks and not self._state.forked_ids:
+                index = self._add_quiet(step, index)
+                if index == len(running) or step.token_budget == 0:
+                    break
+            request = running[index]
+            num_new = _num_behind(request)
+            if 0 < threshold < num_new:
+                num_new = threshold
+            # The sampled token needs a position too, hence the 1.
+            num_new = min(min(num_new, step.token_budget), max_model_len - request.num_computed_tokens - 1)
+            if num_new > 0 and clips_chunks:
+                num_new = self._manager.clip_chunk(request, request.num_computed_tokens, num_new, max_chunk)
+            if num_new <= 0:
+                index += 1
+                continue
+            if not self._allocate(step, request, num_new):
+                if request.draft_token_ids and self._state.pool_error(request, request.num_computed_tokens + num_new):
+                    # The pool has no room for the drafts at all: go on without them.
+                    request.draft_token_ids = []
+                    continue
+                if not self._allocate_by_preempting(step, request, num_new):
+                    if request.status is RequestStatus.FINISHED_ERROR:
+                        continue
+                    break
+                index = running.index(request)
+            self._add(step, request, num_new)
+            index += 1
+
+    def _add_quiet(self, step: StepBuilder, start: int) -> int:
+        """Schedules decodes from index `start` on for which the ledger has nothing to do; returns the first index of
+        another kind. One loop without a call, because nearly all requests of nearly all steps go through it.
+        """
+        running = self._state.running
+        num_ahead = 1 + self._num_lookahead_tokens
+        requests = step.output.requests
+        scheduled = step.output.num_scheduled_tokens
+        num_left: i64 = step.token_budget
+        first: i64 = start
+        index = first
+        end: i64 = min(len(running), start + step.token_budget)
+        while index < end:
+            request = running[index]
+            num_computed = request.num_computed_tokens
+            num_placeholders = request.num_output_placeholders
+            if (
+                request.num_tokens + num_placeholders - num_computed != 1
+                or num_computed + num_ahead > request.quiet_end
+                or request.is_prefill_chunk
+                or request.draft_token_ids
+                or (num_placeholders > 0 and _num_behind(request) == 0)
+            ):
+                break
+            requests.append(request)
+            scheduled = append(scheduled, 1)
+            index += 1
+        step.output.num_scheduled_tokens = scheduled
+        if index > first:
+            step.has_running = True
+            step.token_budget = num_left - (index - first)
+        return index
+
+    def _allocate(self, step: StepBuilder, request: Request, num_new: int) -> bool:
+        num_lookahead = self._num_lookahead_tokens
+        forked_ids = self._state.forked_ids
+        if forked_ids and request.request_id in forked_ids:
+            # The workers get all its blocks, not only the new ones.
+            return self._manager.allocate_slots(request, num_new, num_lookahead_tokens=num_lookahead) is not None
+        output = step.output
+        return self._manager.allocate_row(request, num_new, num_lookahead, len(output.requests), output.new_blocks)
+
+    def _add(self, step: StepBuilder, request: Request, num_new: int) -> None:
+        forked_ids = self._state.forked_ids
+        if forked_ids and request.request_id in forked_ids:
+            forked_ids.discard(request.request_id)
+            step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
+        else:
+            step.add(request, num_new)
+        step.has_running = True
+        if request.is_prefill_chunk:
+            step.has_prefill = True
+        if request.draft_token_ids:
+            num_drafts = num_new + request.num_computed_tokens - request.num_tokens - request.num_output_placeholders
+            if num_drafts > 0:
+                step.output.draft_token_ids[request.request_id] = request.draft_token_ids[:num_drafts]
+            request.draft_token_ids = []
+
+    def _allocate_by_preempting(self, step: StepBuilder, request: Request, num_new: int) -> bool:
+        """Preempts others until the slots fit. False when the request itself was preempted, or ended as too large."""
+        error = self._state.pool_error(request, request.num_computed_tokens + num_new)
+        if error is not None:
+            # Preempting everybody would not help, and starting over would end here again (vllm-project/vllm#39734).
+            self._state.finish(request, RequestStatus.FINISHED_ERROR)
+            self._state.sweep_running()
+            step.output.errors[request.request_id] = error
+            return False
+        while True:
+            victim = self._choose_victim()
+            if step.remove(victim):
+                # Its blocks of this step were made hits and will not be written now.
+                self._manager.uncache_beyond(victim, victim.num_computed_tokens)
+            self._state.preempt(victim, drop_stale_output=False)
+            step.has_preempted = True
+            if victim is request:
+                return False
+            if self._allocate(step, request, num_new):
+                return True
+
+    def _choose_victim(self) -> Request:
+        """The last one that started; under PRIORITY the least urgent, and of equals the one that runs longest."""
+        running = self._state.running
+        if not self._by_priority:
+            return running[-1]
+        victim = running[0]
+        for request in running:
+            if request.priority > victim.priority or (
+                request.priority == victim.priority and request.arrival_time > victim.arrival_time
+            ):
+                victim = request
+        return victim
+
+
+def _num_behind(request: Request) -> int:
+    """Tokens known (drafts and those that steps in flight will yield included) but not computed or scheduled."""
+    placeholders = request.num_output_placeholders
+    if placeholders > 0 and (
+        # Even if all drafts in flight are rejected, those steps reach max_tokens: no further step is needed.
+        request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
+    ):
+        return 0
+    return request.num_tokens + len(request.draft_token_ids) + placeholders - request.num_computed_tokens

@@ -1,0 +1,455 @@
+"""Scheduler: one token budget a step, no phases.
+
+Every request has tokens it knows and tokens it has computed; a step hands out budget so that computed catches up with
+known (plus drafts). A decode is a request one token behind, a prefill one that is many behind, and both mix freely.
+
+    schedule():  running requests first, in order; when blocks run out, preempt from the tail (under PRIORITY: the
+                 lowest priority) -> then, if nothing was preempted, waiting requests while budget, seats, blocks last
+    update_from_output(): tokens come back; drafts are accepted or taken back; who is done frees its blocks
+                 (update_from_tokens(): the same where each request samples one token, flat)
+
+A preempted request loses its blocks, keeps its tokens, and starts over at the front of the queue; what is still cached
+of it is a prefix hit then. Decisions are vLLM's, step for step; docs/differences.md lists where they are not.
+"""
+
+from typing import Final
+
+from librt.vecs import append, vec
+from mypy_extensions import i32, i64
+
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.requests.request import Request, RequestStatus
+from kvledger.core.scheduler.accounting import RequestAccounting
+from kvledger.core.scheduler.config import SchedulerConfig
+from kvledger.core.scheduler.explain import Explainer
+from kvledger.core.scheduler.external import ExternalKVSource
+from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
+from kvledger.core.scheduler.running_pass import RunningPass
+from kvledger.core.scheduler.state import SchedulerState
+from kvledger.core.scheduler.step import StepBuilder
+from kvledger.core.scheduler.wait_reason import WaitExplanation, WaitReason
+from kvledger.core.scheduler.waiting_pass import WaitingPass
+from kvledger.errors import RequestError, RequestTooLargeError, UnknownRequestError, wrong_value
+
+
+class Scheduler:
+    """Drives one KVCacheManager. One owner thread."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        config: SchedulerConfig,
+        external_source: ExternalKVSource | None = None,
+        accounting: RequestAccounting | None = None,
+    ) -> None:
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < manager.max_model_len:
+            raise wrong_value(
+                "max_num_batched_tokens",
+                config.max_num_batched_tokens,
+                f"a prompt of up to max_model_len={manager.max_model_len} must fit one step without chunked prefill",
+                "raise it, lower max_model_len, or enable_chunked_prefill=True",
+            )
+        if accounting is not None and accounting.manager is not manager:
+            problem = "it counts the blocks of another manager"
+            raise wrong_value("accounting", accounting, problem, "make it with the manager of this scheduler")
+        self.manager: Final = manager
+        self.config: Final = config
+        self._state: Final = SchedulerState(manager, config, accounting)
+        self._accounting: Final = accounting
+        self._running_pass: Final = RunningPass(self._state)
+        self._waiting_pass: Final = WaitingPass(self._state, external_source)
+        self._explainer: Final = Explainer(self._state)
+        self._step: int = 0
+        self._in_flight: list[SchedulerOutput] = []
+
+    # What is there
+
+    @property
+    def num_running(self) -> int:
+        return len(self._state.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._state.num_waiting
+
+    @property
+    def num_steps(self) -> int:
+        """Steps scheduled so far."""
+        return self._step
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions so far."""
+        return self._state.num_preemptions
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return len(self._state.requests) > 0
+
+    @property
+    def num_blocks_held_by_orphans(self) -> int:
+        """Blocks of aborted requests whose external load never reported."""
+        return self._state.num_blocks_held_by_orphans()
+
+    @property
+    def num_blocks_held_by_waiting(self) -> int:
+        """Blocks of requests that wait, for a load or to go on after one. Preempting cannot get them back."""
+        return self._state.num_blocks_held_by_waiting()
+
+    def get_request(self, request_id: str) -> Request:
+        """UnknownRequestError when it is not here (any more)."""
+        request = self._state.requests.get(request_id)
+        if request is None:
+            raise UnknownRequestError(f"request_id={request_id!r}: not here, or finished already; nothing was changed")
+        return request
+
+    def running_requests(self) -> list[Request]:
+        """Everything that runs, in the order of scheduling, in a fresh list."""
+        return self._state.running.copy()
+
+    def waiting_requests(self) -> list[Request]:
+        """Everything that waits, in the order of admission, in a fresh list."""
+        return self._state.waiting_requests()
+
+    # Why does it wait
+
+    def explain(self, request_id: str) -> WaitExplanation | None:
+        """Why the last schedule() gave that request no tokens; None when it gave it some.
+
+        Also for a request that it ended as too large. UnknownRequestError for any other that is not here (any more).
+        """
+        return self._explainer.explain(request_id)
+
+    def explain_all(self) -> list[WaitExplanation]:
+        """Why, for every request that got no tokens in the last schedule(). O(requests): for reports."""
+        return self._explainer.explain_all()
+
+    def wait_counts(self, num_more: int = 0) -> dict[WaitReason, int]:
+        """How many requests the last schedule() gave nothing, by reason. O(requests that it looked at).
+
+        `num_more`: requests that the caller holds back, as if they stood at the end of the queue.
+        """
+        return self._explainer.counts(num_more)
+
+    # Requests come and go
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request.
+
+        RequestTooLargeError when its prompt can never fit (the pool, or max_model_len with one token to generate): it
+        would wait for ever, and everything behind it (vllm-project/vllm#39734). RequestError for an id in use.
+        """
+        self._require_unused(request.request_id)
+        if request.status is not RequestStatus.WAITING or self.manager.holds_blocks(request):
+            raise RequestError(
+                f"request {request.request_id!r} is {request.status.value}; only a fresh request can be added"
+            )
+        max_model_len = self.manager.max_model_len
+        if request.num_tokens >= max_model_len:
+            raise RequestTooLargeError(
+                f"request {request.request_id!r}: {request.num_tokens} prompt tokens leave no room to generate within "
+                f"max_model_len={max_model_len}; shorten the prompt or raise max_model_len"
+            )
+        error = self._state.pool_error(request, request.num_tokens)
+        if error is not None:
+            raise error
+        self._state.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request in whatever state it is. UnknownRequestError when it is not here (any more)."""
+        request = self.get_request(request_id)
+        is_orphan = self._state.loads.orphan(request, self._step)
+        self._state.finish(request, RequestStatus.FINISHED_ABORTED, keep_blocks=is_orphan)
+        self._state.sweep_running()
+
+    def fork(self, request_id: str, child_ids: list[str]) -> bool:
+        """Splits a running request into itself and children with the same tokens; they share its full blocks.
+
+        The children run from the next step on, where they come as new requests and the copies of the partial tail with
+        them. False, changing nothing, when seats (max_num_seqs) or blocks do not suffice.
+        """
+        parent = self.get_request(request_id)
+        if parent.status is not RequestStatus.RUNNING:
+            raise RequestError(f"request {request_id!r} is {parent.status.value}; only a running one can be forked")
+        for index, child_id in enumerate(child_ids):
+            self._require_unused(child_id)
+            if child_id in child_ids[:index]:
+                raise RequestError(f"child_ids: {child_id!r} is listed twice; ids must be unique")
+        if self.num_running + len(child_ids) > self.config.max_num_seqs:
+            return False
+        if self.manager.num_blocks_to_fork(parent, len(child_ids)) > self.manager.num_free_blocks:
+            return False
+        for child_id in child_ids:
+            child = parent.twin(child_id)
+            self.manager.fork(parent, child)
+            self._state.start_fork(child, parent.num_processed_tokens)
+        return True
+
+    def update_draft_tokens(self, request_id: str, draft_token_ids: list[int]) -> None:
+        """Drafts that the next step shall verify. Ignored for requests that are gone or still in their prompt."""
+        request = self._state.requests.get(request_id)
+        if request is not None:
+            request.draft_token_ids = [] if request.is_prefill_chunk else draft_token_ids
+
+    def external_load_finished(self, request_id: str, num_valid_tokens: int) -> bool:
+        """An asynchronous load is done: the request's first num_valid_tokens tokens have values (0: it failed).
+
+        False when nobody waits for it: its lease was over, or it was reported before.
+        """
+        loads = self._state.loads
+        if not loads.is_awaited(request_id):
+            return False
+        orphan = loads.finish(request_id, num_valid_tokens)
+        if orphan is not None:
+            self.manager.free(orphan)
+        return True
+
+    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+        """Forgets all cached content; False while requests hold blocks.
+
+        `preempt_running` preempts the running ones first. Their steps in flight compute on old values, so the output of
+        those steps is dropped.
+        """
+        if preempt_running:
+            while self._state.running:
+                self._state.preempt(self._state.running[-1], drop_stale_output=True)
+        return self.manager.reset_prefix_cache()
+
+    # One step
+
+    def schedule(self) -> SchedulerOutput:
+        """Puts the next step together. RequestError when max_steps_in_flight steps are out already."""
+        if len(self._in_flight) >= self.config.max_steps_in_flight:
+            raise RequestError(f"{len(self._in_flight)} steps are in flight; call update_from_output first")
+        self._step += 1
+        self.manager.start_step()
+        state = self._state
+        for orphan in state.loads.take_expired(self._step):
+            self.manager.free(orphan)
+        step = StepBuilder(self._step, self.config.max_num_batched_tokens, len(self.manager.config.groups))
+        output = step.output
+        log = state.wait_log
+        log.start(self._step)
+        if self._accounting is not None:
+            self._accounting.start_step(self._step)
+        self._running_pass.schedule(step)
+        log.note_running(state.running, output.requests, step.token_budget, self.manager.clips_chunks)
+        if step.has_preempted:
+            log.ended_by = WaitReason.STEP_PREEMPTED
+        else:
+            self._waiting_pass.schedule(step)
+        log.close(output, state.num_waiting)
+        output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - step.token_budget
+        output.preempted_request_ids = state.preempted_ids
+        output.finished_request_ids = state.finished_ids
+        state.preempted_ids = []
+        state.finished_ids = []
+        output.block_copies = self.manager.take_block_copies()
+        self._fill_rows(output)
+        if self._accounting is not None:
+            self._accounting.close_step(output)
+        self._in_flight.append(output)
+        return output
+
+    def update_from_output(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
+        """Closes the oldest step in flight. sampled_token_ids[i] belongs to output.request_ids[i]: the sampled tokens,
+        accepted drafts first; empty for a prompt that is not through. Returns what requests gained, in that order.
+        """
+        self._require_one_a_row(output, len(sampled_token_ids))
+        self._require_few_tokens(output, sampled_token_ids)
+        self._close(output)
+        outputs: list[RequestOutput] = []
+        any_finished = False
+        for row, request in enumerate(output.requests):
+            gained = self._settle(output, row, request, sampled_token_ids[row])
+            if gained is not None:
+                outputs.append(gained)
+                any_finished = any_finished or gained.finish is not None
+        if any_finished:
+            self._state.sweep_running()
+        return outputs
+
+    def update_from_tokens(self, output: SchedulerOutput, token_ids: list[int]) -> StepEnd:
+        """update_from_output for a step in which each request samples one token, without an object per request.
+
+        token_ids[i] belongs to output.request_ids[i]; -1 for a prompt that is not through.
+        """
+        self._require_one_a_row(output, len(token_ids))
+        self._close(output)
+        # Nothing was drafted and nothing is awaited: a token that comes back is only appended.
+        is_plain = self.config.max_steps_in_flight == 1 and not output.draft_token_ids
+        num_scheduled = output.num_scheduled_tokens
+        max_model_len = self.manager.max_model_len
+        end = StepEnd()
+        for row, request in enumerate(output.requests):
+            token_id = token_ids[row]
+            if is_plain and token_id >= 0 and request.status is RequestStatus.RUNNING and request.num_stale_tokens == 0:
+                request.num_in_flight_tokens -= i64(num_scheduled[row])
+                request.append_token(token_id)
+                num_tokens = request.num_tokens
+                if (
+                    not request.stop_token_ids
+                    and num_tokens < max_model_len
+                    and num_tokens - request.num_prompt_tokens < request.max_tokens
+                ):
+                    continue
+                finish = self._finish_status(request, token_id)
+                if finish is not None:
+                    self._state.finish(request, finish)
+                    end.finished.append(RequestOutput(request.request_id, [token_id], finish))
+                continue
+            gained = self._settle(output, row, request, [token_id] if token_id >= 0 else [])
+            if gained is None and token_id >= 0:
+                end.dropped_rows.append(row)
+            if gained is not None and gained.finish is not None:
+                end.finished.append(gained)
+        if end.finished:
+            self._state.sweep_running()
+        return end
+
+    def fail_step(self, output: SchedulerOutput) -> list[str]:
+        """Closes the oldest step in flight, which the workers did not compute. Returns who ended by that.
+
+        Its requests end (FINISHED_ERROR): one of them may be what broke it, and would break the next step. So do loads
+        that it began, which may stand on hits of this step. Nothing that is cached is trusted any more, because blocks
+        are cached when they are scheduled; so all others that run start over. The next step repeats what this one said
+        of rows to drop. A step scheduled on top of it has failed too.
+        """
+        self._require_one_a_row(output, len(output.requests))
+        self._close(output)
+        state = self._state
+        failed = [request for request in output.requests if request.status is RequestStatus.RUNNING]
+        for row, request in enumerate(output.requests):
+            self._settle(output, row, request, [])
+        failed += [
+            request
+            for request in state.waiting_holders.requests()
+            if state.loads.started_at(request.request_id) >= output.step
+        ]
+        for request in failed:
+            is_orphan = state.loads.orphan(request, self._step)
+            state.finish(request, RequestStatus.FINISHED_ERROR, keep_blocks=is_orphan)
+        state.sweep_running()
+        state.preempted_ids = output.preempted_request_ids + state.preempted_ids
+        state.finished_ids = output.finished_request_ids + state.finished_ids
+        if not self.reset_prefix_cache(preempt_running=True):
+            self.manager.start_epoch()
+        return [request.request_id for request in failed]
+
+    def check(self) -> None:
+        """Proves that every request is where its status says, and every layer below. For tests and replay --check."""
+        self._state.check()
+
+    def _fill_rows(self, output: SchedulerOutput) -> None:
+        """Fills in what the output says of each request, and counts the step as computed, so that the next one can be
+        scheduled before it is back. One pass, because every request that it looks at has to come from memory."""
+        scheduled = output.num_scheduled_tokens
+        computed = vec[i32](capacity=len(output.requests))
+        request_ids = output.request_ids
+        total = 0
+        for row, request in enumerate(output.requests):
+            num_computed = request.num_computed_tokens
+            num_tokens = i64(scheduled[row])
+            request_ids.append(request.request_id)
+            computed = append(computed, i32(num_computed))
+            total += num_computed
+            num_computed += num_tokens
+            request.num_computed_tokens = num_computed
+            request.num_in_flight_tokens += num_tokens
+            request.is_prefill_chunk = num_computed < request.num_tokens + request.num_output_placeholders
+        output.num_computed_tokens = computed
+        output.total_num_computed_tokens = total
+        if self.config.max_steps_in_flight > 1:
+            self._await_tokens(output)
+
+    def _await_tokens(self, output: SchedulerOutput) -> None:
+        """When steps overlap: the next one counts on the tokens that this one will sample, without knowing them."""
+        num_drafts = self.config.num_speculative_tokens
+        for request in output.requests:
+            if not request.is_prefill_chunk:
+                drafts = output.draft_token_ids.get(request.request_id) if output.draft_token_ids else None
+                request.num_output_placeholders += 1 + (0 if drafts is None else len(drafts))
+                if num_drafts > 0:
+                    request.draft_token_ids = [-1] * num_drafts
+
+    def _close(self, output: SchedulerOutput) -> None:
+        """The step is no longer in flight, and its copies are made."""
+        del self._in_flight[0]
+        if output.block_copies:
+            self.manager.release_block_copies(output.block_copies)
+
+    def _settle(self, output: SchedulerOutput, row: int, request: Request, sampled: list[int]) -> RequestOutput | None:
+        """What one row of a step that came back means for its request; None when it gains nothing."""
+        num_tokens = int(output.num_scheduled_tokens[row])
+        request.num_in_flight_tokens -= num_tokens
+        is_stale = request.num_stale_tokens > 0
+        if is_stale:
+            request.num_stale_tokens -= num_tokens
+        if not sampled or request.is_finished or (is_stale and request.drops_stale_output):
+            return None
+        if output.draft_token_ids and self._accounting is not None:
+            self._accounting.verify_drafts(request, output.draft_token_ids.get(request.request_id), len(sampled))
+        if output.draft_token_ids and not is_stale:
+            self._take_back_rejected(output, request, len(sampled))
+        return self._take_tokens(request, sampled, is_stale)
+
+    def _take_back_rejected(self, output: SchedulerOutput, request: Request, num_sampled: int) -> None:
+        drafts = output.draft_token_ids.get(request.request_id)
+        if drafts is None:
+            return
+        num_rejected = len(drafts) - (num_sampled - 1)
+        if request.num_computed_tokens > 0:
+            request.num_computed_tokens -= num_rejected
+        if request.num_output_placeholders > 0:
+            request.num_output_placeholders -= num_rejected
+
+    def _take_tokens(self, request: Request, sampled: list[int], is_stale: bool) -> RequestOutput:
+        """Appends sampled tokens up to a stop; caches what became certain when steps overlap."""
+        finish: RequestStatus | None = None
+        num_taken = 0
+        for token_id in sampled:
+            request.append_token(token_id)
+            num_taken += 1
+            finish = self._finish_status(request, token_id)
+            if finish is not None:
+                break
+        if self.config.max_steps_in_flight > 1:
+            if not is_stale:
+                request.num_output_placeholders -= num_taken
+            if request.status is RequestStatus.RUNNING:
+                self.manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
+        if finish is not None:
+            self._state.finish(request, finish)
+        taken = sampled if num_taken == len(sampled) else sampled[:num_taken]
+        return RequestOutput(request.request_id, taken, finish)
+
+    def _finish_status(self, request: Request, token_id: int) -> RequestStatus | None:
+        if request.stop_token_ids and token_id in request.stop_token_ids:
+            return RequestStatus.FINISHED_STOPPED
+        if request.num_tokens >= self.manager.max_model_len or request.num_output_tokens >= request.max_tokens:
+            return RequestStatus.FINISHED_LENGTH
+        return None
+
+    def _require_unused(self, request_id: str) -> None:
+        if request_id in self._state.requests or request_id in self._state.loads.orphans:
+            raise RequestError(f"request_id={request_id!r}: in use; ids must be unique while a request lives")
+
+    def _require_one_a_row(self, output: SchedulerOutput, num_given: int) -> None:
+        if not self._in_flight or self._in_flight[0] is not output:
+            raise RequestError(f"step {output.step} is not the oldest step in flight; steps come back in order")
+        if num_given != len(output.requests):
+            raise RequestError(
+                f"step {output.step}: sampled tokens for {num_given} requests, but {len(output.requests)} were "
+                "scheduled; give one entry for each of output.request_ids"
+            )
+
+    def _require_few_tokens(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> None:
+        for index, sampled in enumerate(sampled_token_ids):
+            if len(sampled) > 1:
+                request_id = output.request_ids[index]
+                num_drafts = len(output.draft_token_ids.get(request_id, []))
+                if len(sampled) > 1 + num_drafts:
+                    raise RequestError(
+                        f"sampled_token_ids[{index}]: {len(sampled)} tokens for request {request_id!r}, which verified "
+                        f"{num_drafts} drafts; at most one more than that can come back"
+                    )

@@ -1,0 +1,210 @@
+"""WaitingPass: admits waiting requests, in order, while budget, seats and blocks last."""
+
+from typing import Final
+
+from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, PrefixHit
+from kvledger.core.requests.request import Request, RequestStatus
+from kvledger.core.scheduler.external import ExternalKVSource
+from kvledger.core.scheduler.state import SchedulerState
+from kvledger.core.scheduler.step import StepBuilder
+from kvledger.core.scheduler.wait_reason import WaitReason
+
+
+class Candidate:
+    """A waiting request with what is known of it already: `| local hit | external hit |`, and how that arrives."""
+
+    def __init__(self, request: Request, hit: PrefixHit | None, num_external: int, asynchronous: bool) -> None:
+        self.request: Final = request
+        # None for a request that holds its computed blocks already, after a load.
+        self.hit: Final = hit
+        self.num_external: Final = num_external
+        self.asynchronous: Final = asynchronous
+        num_local = request.num_computed_tokens if hit is None else hit.num_tokens
+        self.num_computed: Final = num_local + num_external
+        # If it is not admitted.
+        self.wait_reason: WaitReason = WaitReason.BLOCKS
+
+
+class WaitingPass:
+    """The second half of schedule(). The first request that does not fit ends it: nobody overtakes."""
+
+    def __init__(self, state: SchedulerState, source: ExternalKVSource | None) -> None:
+        self._state: Final = state
+        self._manager: Final = state.manager
+        self._config: Final = state.config
+        self._source: Final = source
+
+    def schedule(self, step: StepBuilder) -> None:
+        state = self._state
+        log = state.wait_log
+        threshold = state.long_prefill_threshold()
+        skipped: list[Request] = []
+        log.ended_by = WaitReason.MAX_NUM_SEQS
+        while step.token_budget > 0 and len(state.running) < self._config.max_num_seqs:
+            queue = state.waiting_holders if len(state.waiting_holders) > 0 else state.waiting
+            if len(queue) == 0:
+                break
+            request = queue.pop()
+            hindrance = self._hindrance(request)
+            candidate = self._look_up(request) if hindrance is None else None
+            if candidate is None:
+                log.pass_over(request, WaitReason.EXTERNAL_LOOKUP if hindrance is None else hindrance)
+                skipped.append(request)
+                continue
+            num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
+            if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
+                error = state.pool_error(request, request.num_tokens)
+                if error is None:
+                    log.block(request, candidate.wait_reason)
+                    skipped.append(request)
+                    break
+                # It generated more than the pool takes before it was preempted: waiting cannot help.
+                state.finish(request, RequestStatus.FINISHED_ERROR)
+                step.output.errors[request.request_id] = error
+                continue
+            request.num_computed_tokens = candidate.num_computed
+            if candidate.asynchronous:
+                request.status = RequestStatus.WAITING_FOR_EXTERNAL_KV
+                state.loads.start(request, step.output.step)
+                log.pass_over(request, WaitReason.EXTERNAL_LOAD)
+                skipped.append(request)
+                continue
+            state.start(request, num_new)
+            step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
+            if num_new > request.num_tokens - candidate.num_computed:
+                step.output.draft_token_ids[request.request_id] = [-1] * self._config.num_speculative_tokens
+        if step.token_budget <= 0 and log.blocker is None:
+            log.ended_by = WaitReason.TOKEN_BUDGET
+        log.token_budget_left = step.token_budget
+        for request in reversed(skipped):
+            holds = self._manager.holds_blocks(request)
+            (state.waiting_holders if holds else state.waiting).add_first(request)
+
+    def _hindrance(self, request: Request) -> WaitReason | None:
+        """Why a request must be passed over in this step; None when it need not."""
+        if request.status is RequestStatus.WAITING_FOR_EXTERNAL_KV:
+            num_valid = self._state.loads.take_arrival(request)
+            if num_valid is None:
+                return WaitReason.EXTERNAL_LOAD
+            self._end_load(request, num_valid)
+        if request.num_stale_tokens > 0 and not request.drops_stale_output:
+            # Its output is still to be delivered: computing the same positions again could sample them differently.
+            return WaitReason.STALE_OUTPUT
+        return None
+
+    def _end_load(self, request: Request, num_valid_tokens: int) -> None:
+        request.status = RequestStatus.PREEMPTED if request.num_preemptions > 0 else RequestStatus.WAITING
+        if num_valid_tokens <= 0:
+            self._manager.free(request)
+            request.num_computed_tokens = 0
+        else:
+            num_valid = min(num_valid_tokens, request.num_computed_tokens)
+            self._manager.cache_blocks(request, num_valid)
+            # The last token is computed again: its logits are needed.
+            request.num_computed_tokens = min(num_valid, request.num_tokens - 1)
+        if self._state.accounting is not None:
+            self._state.accounting.load(request)
+
+    def _look_up(self, request: Request) -> Candidate | None:
+        """What the prefix cache and the external source have. None while the source does not know yet."""
+        if self._manager.holds_blocks(request):
+            return Candidate(request, None, 0, False)
+        hit = self._manager.get_computed_blocks(request)
+        request.shared_prefix_boundary = hit.shared_prefix_boundary
+        if self._source is None:
+            return Candidate(request, hit, 0, False)
+        offer = self._source.lookup(request, hit.num_tokens)
+        if offer is None:
+            return None
+        if offer.asynchronous:
+            num_external = min(offer.num_tokens, request.num_tokens - hit.num_tokens)
+            return Candidate(request, hit, num_external, True)
+        # At least one token is computed within this step.
+        return Candidate(request, hit, min(offer.num_tokens, request.num_tokens - 1 - hit.num_tokens), False)
+
+    def _num_new_tokens(self, step: StepBuilder, candidate: Candidate, threshold: int) -> int:
+        """Tokens to compute for a request that starts now; 0 when it had better not start in this step."""
+        config = self._config
+        num_computed = candidate.num_computed
+        num_new = candidate.request.num_tokens - num_computed
+        padded = 1 + config.num_speculative_tokens
+        if (
+            num_new == 1 < padded
+            and not step.has_prefill
+            and (step.has_running or num_computed > 0)
+            and num_computed + padded + 1 <= self._manager.max_model_len
+            and self._state.pool_error(candidate.request, num_computed + padded) is None
+        ):
+            # A lone decode joins a batch of decodes that verify drafts: it is padded with unknown drafts, so that every
+            # row has the same length (CUDA graphs need that), or it waits.
+            if padded > step.token_budget:
+                return self._wait(candidate, WaitReason.PADDED_DECODE, padded)
+            # What does not get through in whole is not padded.
+            return padded if self._clip(candidate, padded) == padded else self._clip(candidate, 1)
+        if 0 < threshold < num_new:
+            num_new = threshold
+        if not config.enable_chunked_prefill and num_new > step.token_budget:
+            return self._wait(candidate, WaitReason.WHOLE_PROMPT, num_new)
+        return self._clip(candidate, min(num_new, step.token_budget))
+
+    def _clip(self, candidate: Candidate, num_new: int) -> int:
+        if not self._manager.clips_chunks:
+            return num_new
+        clipped = self._manager.clip_chunk(
+            candidate.request, candidate.num_computed, num_new, self._config.max_prefill_chunk
+        )
+        return clipped if clipped > 0 else self._wait(candidate, WaitReason.CHUNK_CLIPPED, num_new)
+
+    def _wait(self, candidate: Candidate, reason: WaitReason, num_tokens: int) -> int:
+        """No tokens for this candidate, which wanted so many."""
+        candidate.wait_reason = reason
+        self._state.wait_log.num_tokens_wanted = num_tokens
+        return 0
+
+    def _allocate(self, candidate: Candidate, num_new: int) -> bool:
+        request = candidate.request
+        rule = AdmissionRule(
+            self._config.reserve_full_sequence,
+            self._num_blocks_spoken_for(request) if candidate.asynchronous else 0,
+            len(self._state.running) > 0,
+        )
+        blocks = self._manager.allocate_slots(
+            request,
+            num_new,
+            candidate.hit,
+            num_lookahead_tokens=0 if candidate.asynchronous else self._config.num_lookahead_tokens,
+            num_external_computed_tokens=candidate.num_external,
+            delay_cache_blocks=candidate.asynchronous,
+            admission=rule,
+        )
+        if blocks is None:
+            shortage = self._manager.shortage
+            assert shortage is not None
+            self._state.wait_log.shortage = shortage
+            is_written = shortage.num_needed > self._manager.num_usable_blocks and not shortage.is_host_pool
+            candidate.wait_reason = WaitReason.HIT_IN_WRITING if is_written else WaitReason.BLOCKS
+            return False
+        if candidate.hit is not None:
+            self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
+            if self._source is not None:
+                self._manager.record_external_lookup(request, candidate.hit.num_tokens, candidate.num_external)
+                block_ids = self._manager.get_block_ids(request.request_id)
+                self._source.allocated(request, block_ids, candidate.num_external)
+            if self._state.accounting is not None:
+                self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
+        return True
+
+    def _num_blocks_spoken_for(self, request: Request) -> int:
+        """Blocks that prompts in flight and loads under way still need to get to their first decode step, and what that
+        step will need of this request beyond its prompt."""
+        config = self._config
+        num_drafts = config.num_speculative_tokens + config.num_lookahead_tokens
+        num_more = 1 + num_drafts if num_drafts > 0 else 0
+        manager = self._manager
+        num_blocks = manager.num_blocks_missing(request, num_more) - manager.num_blocks_missing(request)
+        for other in self._state.running:
+            if other.is_prefill_chunk:
+                num_blocks += manager.num_blocks_missing(other, num_more)
+        for other in self._state.loads.loading.values():
+            num_blocks += manager.num_blocks_missing(other, num_more)
+        return num_blocks

@@ -1,0 +1,7 @@
+"""The side of the workers, where the KV tensors live: block tables and slots, without torch."""
+
+from kvledger.core.tables.block_table import BlockTable
+from kvledger.core.tables.block_tables import BlockTables
+from kvledger.core.tables.slots import NO_SLOT, slot_mapping
+
+__all__ = ["NO_SLOT", "BlockTable", "BlockTables", "slot_mapping"]

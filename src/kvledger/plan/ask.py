@@ -1,0 +1,191 @@
+"""What a user asked -> plans: one, a sweep over an option, or one for each end of a log's rounding."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvledger.errors import ConfigError, wrong_value
+from kvledger.models.facts import model_facts
+from kvledger.models.sources import load_model
+from kvledger.plan.counts import parse_count, parse_length
+from kvledger.plan.gpus import find_gpu
+from kvledger.plan.logs import LogFacts
+from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
+from kvledger.plan.options import EngineOptions
+from kvledger.plan.plan import Plan, PlanRequest, make_plan
+from kvledger.plan.refusal import Refusal, RefusedError
+from kvledger.plan.versions import VERSIONS, version_rules
+from kvledger.plan.ways_out import ways_out
+
+# The card that decides defaults where the memory is given and no card is.
+DEFAULT_GPU = "H100"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question: model, cards (comma-separated), release, options, measured memory."""
+
+    model: str | None
+    gpu: str | None
+    vllm_version: str
+    options: EngineOptions
+    measured: MeasuredMemory = NOTHING_MEASURED
+    remarks: tuple[str, ...] = ()
+
+
+def build_request(asked: Asked) -> PlanRequest:
+    """The request. ConfigError when the model or the card is missing or not known."""
+    if asked.model is None:
+        raise ConfigError("MODEL is missing: give a config.json, a directory, a hub id or a bundled name")
+    has_memory = asked.options.kv_cache_memory_bytes is not None or asked.measured.available_bytes is not None
+    if asked.gpu is None and not has_memory:
+        raise ConfigError("--gpu is missing: give a card (like H100), or --kv-cache-memory-bytes for the cache alone")
+    names = (asked.gpu or DEFAULT_GPU).split(",")
+    stages = asked.options.pipeline_parallel_size
+    if len(names) not in (1, stages):
+        problem = f"{len(names)} cards for {stages} pipeline stages"
+        raise wrong_value("--gpu", asked.gpu, problem, "give one card, or one for each stage")
+    config = load_model(asked.model)
+    if asked.gpu is None:
+        config.note(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
+    facts = model_facts(config)
+    return PlanRequest(
+        facts, asked.options, tuple(map(find_gpu, names)), version_rules(asked.vllm_version), (asked.measured,)
+    )
+
+
+def answer(request: PlanRequest) -> Plan | Refusal:
+    """The plan, with the ways out where it does not fit; the refusal alone where the engine would not start."""
+    try:
+        plan = make_plan(request)
+    except RefusedError as refused:
+        return replace(refused.refusal, ways_out=ways_out(request, None, refused.refusal))
+    if plan.error is None:
+        return plan
+    return replace(plan, error=replace(plan.error, ways_out=ways_out(request, plan, plan.error)))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One option and the values to try."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+# Option -> the values that a sweep tries when it is given none.
+SWEEP_DEFAULTS = {
+    "gpu": "L4,L40S,A100,H100,H200,B200",
+    "max-model-len": "8192,32768,131072,262144",
+    "tensor-parallel-size": "1,2,4,8",
+    "pipeline-parallel-size": "1,2,4",
+    "gpu-memory-utilization": "0.80,0.85,0.90,0.92,0.95",
+    "kv-cache-dtype": "auto,fp8",
+    "block-size": "16,32,64,128",
+    "max-num-batched-tokens": "2048,4096,8192,16384",
+}
+SHORT_KEYS = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "length": "max-model-len",
+    "lengths": "max-model-len",
+}
+
+
+def parse_sweep(text: str) -> Sweep:
+    """A sweep given as KEY or KEY=VALUE,VALUE. ConfigError lists the keys."""
+    key, _, values = text.partition("=")
+    key = key.strip().removeprefix("--").replace("_", "-")
+    key = SHORT_KEYS.get(key, key)
+    if key not in SWEEP_DEFAULTS:
+        raise wrong_value("--sweep", text, "not an option that can be swept", "use one of " + ", ".join(SWEEP_DEFAULTS))
+    return Sweep(key, tuple(value.strip() for value in (values or SWEEP_DEFAULTS[key]).split(",") if value.strip()))
+
+
+def swept(asked: Asked, key: str, value: str) -> Asked:
+    """The question with one option changed."""
+    options = asked.options
+    changes: dict[str, Callable[[], EngineOptions]] = {
+        "max-model-len": lambda: replace(options, max_model_len=parse_length("--max-model-len", value)),
+        "tensor-parallel-size": lambda: replace(
+            options, tensor_parallel_size=parse_count("--tensor-parallel-size", value)
+        ),
+        "pipeline-parallel-size": lambda: replace(
+            options, pipeline_parallel_size=parse_count("--pipeline-parallel-size", value)
+        ),
+        "gpu-memory-utilization": lambda: replace(options, gpu_memory_utilization=float(value)),
+        "kv-cache-dtype": lambda: replace(options, kv_cache_dtype=value),
+        "block-size": lambda: replace(options, block_size=parse_count("--block-size", value)),
+        "max-num-batched-tokens": lambda: replace(
+            options, max_num_batched_tokens=parse_count("--max-num-batched-tokens", value)
+        ),
+    }
+    if key == "gpu":
+        return replace(asked, gpu=value)
+    return replace(asked, options=changes[key]())
+
+
+def run_sweep(asked: Asked, sweep: Sweep) -> list[tuple[str, Plan | Refusal]]:
+    """A plan or a refusal for each value, without ways out."""
+    rows: list[tuple[str, Plan | Refusal]] = []
+    for value in sweep.values:
+        request = build_request(swept(asked, sweep.key, value))
+        try:
+            rows.append((value, make_plan(request)))
+        except RefusedError as refused:
+            rows.append((value, refused.refusal))
+    return rows
+
+
+def asked_by_log(asked: Asked, facts: LogFacts) -> Asked:
+    """The question that a log answers: its options, where the command line does not give them."""
+    options = asked.options
+    defaults = EngineOptions()
+
+    def pick(given: int, default: int, logged: int | None) -> int:
+        return logged if logged is not None and given == default else given
+
+    tensor = pick(options.tensor_parallel_size, defaults.tensor_parallel_size, facts.tensor_parallel_size)
+    stages = pick(options.pipeline_parallel_size, defaults.pipeline_parallel_size, facts.pipeline_parallel_size)
+    options = replace(
+        options,
+        max_model_len=options.max_model_len or facts.max_model_len,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=stages,
+        max_num_batched_tokens=options.max_num_batched_tokens or facts.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs or facts.max_num_seqs,
+        dtype=logged_text(options.dtype, facts.dtype, ("bfloat16", "float16", "float32")),
+        kv_cache_dtype=logged_text(options.kv_cache_dtype, facts.kv_cache_dtype, ("fp8", "fp8_e4m3", "fp8_e5m2")),
+        gpu_memory_utilization=facts.gpu_memory_utilization or options.gpu_memory_utilization,
+        enforce_eager=options.enforce_eager or bool(facts.enforce_eager),
+        enable_prefix_caching=(
+            facts.enable_prefix_caching if options.enable_prefix_caching is None else options.enable_prefix_caching
+        ),
+    )
+    measured = replace(asked.measured, available_bytes=logged_bytes(facts.available_gib))
+    version, remarks = logged_version(asked, facts)
+    return replace(
+        asked,
+        model=asked.model or facts.model,
+        vllm_version=version,
+        options=options,
+        measured=measured,
+        remarks=remarks,
+    )
+
+
+def logged_text(given: str, logged: str | None, known: tuple[str, ...]) -> str:
+    return logged if given == "auto" and logged in known else given
+
+
+def logged_bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * GIB)
+
+
+def logged_version(asked: Asked, facts: LogFacts) -> tuple[str, tuple[str, ...]]:
+    """The rules to plan with: the log's release where it is modelled, else the nearest, with a remark."""
+    release = ".".join((facts.version or "").split(".")[:2])
+    if release in VERSIONS or not facts.version:
+        return release or asked.vllm_version, asked.remarks
+    remark = f"vLLM {facts.version} is not modelled release by release: planned with the rules of 0.32"
+    return "0.32", (*asked.remarks, remark)

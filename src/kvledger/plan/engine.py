@@ -1,0 +1,233 @@
+"""Options -> settings: what an engine decides at start, each with where it came from."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from kvledger.core.units import cdiv, round_up
+from kvledger.models.facts import ModelFacts, engine_dtype
+from kvledger.models.layers import CacheSettings, GatedDeltaNetState
+from kvledger.plan.backends import HYBRID_MLA_STEP, Backend, NoBackendError, choose_backend, is_latent
+from kvledger.plan.gpus import GIB, Gpu
+from kvledger.plan.options import AUTO_LENGTH, EngineOptions
+from kvledger.plan.refusal import HEADS, NO_BACKEND, TOO_LONG, RefusedError
+from kvledger.plan.versions import VersionRules, gdn_checkpoint_step
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the engine runs with. `origins`: setting -> where its value came from, in the order of decision."""
+
+    max_model_len: int
+    dtype: str
+    cache_dtype: str
+    prefix_caching: bool
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_in_flight_tokens: int
+    backend: Backend
+    cache: CacheSettings
+    origins: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def block_size(self) -> int:
+        return self.cache.block_size
+
+
+@dataclass(frozen=True)
+class BatchDefaults:
+    """max_num_batched_tokens of a server and of the LLM class, and max_num_seqs, for cards of at least that memory."""
+
+    at_least_gib: int
+    server: int
+    llm: int
+    max_num_seqs: int
+
+
+# First row whose memory the card has. An A100 is treated as a small card whatever its memory.
+BATCH_DEFAULTS = (
+    BatchDefaults(160, 16384, 16384, 1024),
+    BatchDefaults(70, 8192, 16384, 1024),
+    BatchDefaults(0, 2048, 8192, 256),
+)
+
+
+def batch_defaults(gpu: Gpu) -> BatchDefaults:
+    if "a100" in gpu.name.lower() and gpu.total_bytes < 160 * GIB:
+        return BATCH_DEFAULTS[-1]
+    return next(row for row in BATCH_DEFAULTS if gpu.total_bytes >= row.at_least_gib * GIB)
+
+
+def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: VersionRules) -> EngineSettings:
+    """Settings of one engine. RefusedError when vLLM would not start with these options."""
+    origins: dict[str, str] = {}
+    check_heads(facts, options)
+    length = model_length(facts, options, origins)
+    dtype = engine_dtype(facts, options.dtype, gpu.compute_capability)
+    origins["dtype"] = "--dtype" if options.dtype != "auto" else f"checkpoint ({facts.checkpoint_dtype})"
+    cache_dtype = kv_cache_dtype(facts, options, gpu, origins)
+    caching = prefix_caching(facts, options, origins)
+    batched, seqs = batch_sizes(options, length, gpu, origins)
+    in_flight = batched * concurrent_batches(options)
+    origins["max_in_flight_tokens"] = f"{concurrent_batches(options)} batches in flight * max_num_batched_tokens"
+    try:
+        backend = choose_backend(facts, cache_dtype, gpu.compute_capability)
+    except NoBackendError as error:
+        raise RefusedError(NO_BACKEND, str(error)) from None
+    cache = CacheSettings(
+        base_block_size(facts, options, backend, origins),
+        options.tensor_parallel_size,
+        element_type(cache_dtype, dtype),
+        dtype,
+        packed_latents=backend.name == "FLASHMLA_SPARSE",
+        # vLLM reserves a whole batch of encoder tokens, not the encoder's own length.
+        max_encoder_tokens=batched,
+        cache_mode="align" if caching and facts.is_hybrid else "none",
+        state_block_size=length,
+        state_dtype=options.mamba_ssm_cache_dtype,
+        checkpointing=checkpointing_kinds(facts, gpu, rules, caching),
+    )
+    if facts.is_hybrid:
+        step = state_step(facts, gpu, rules, caching)
+        cache = align_states(facts, cache, backend, step, origins)
+    return EngineSettings(length, dtype, cache_dtype, caching, batched, seqs, in_flight, backend, cache, origins)
+
+
+def check_heads(facts: ModelFacts, options: EngineOptions) -> None:
+    heads, ranks = facts.num_attention_heads, options.tensor_parallel_size
+    if heads % ranks:
+        raise RefusedError(
+            HEADS, f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ranks})."
+        )
+
+
+def model_length(facts: ModelFacts, options: EngineOptions, origins: dict[str, str]) -> int:
+    context, asked = facts.context, options.max_model_len
+    if asked is None or asked == AUTO_LENGTH:
+        origins["max_model_len"] = f"config field {context.field}"
+        return context.default
+    if asked > context.longest:
+        raise RefusedError(
+            TOO_LONG,
+            f"User-specified max_model_len ({asked}) is greater than the derived max_model_len "
+            f"({context.field}={context.longest} in the model's config.json).",
+        )
+    origins["max_model_len"] = "--max-model-len"
+    return asked
+
+
+def kv_cache_dtype(facts: ModelFacts, options: EngineOptions, gpu: Gpu, origins: dict[str, str]) -> str:
+    """The KV type: as asked, else what the checkpoint asks for, else the model's."""
+    if options.kv_cache_dtype != "auto":
+        origins["kv_cache_dtype"] = "--kv-cache-dtype"
+        return options.kv_cache_dtype
+    if facts.kv_scheme is not None:
+        origins["kv_cache_dtype"] = f"checkpoint ({facts.kv_scheme.field})"
+        return facts.kv_scheme.dtype
+    if facts.config.model_type == "glm_moe_dsa" and 10 <= gpu.compute_capability < 11:
+        origins["kv_cache_dtype"] = "vLLM's choice for this family on compute capability 10"
+        return "fp8_e4m3"
+    origins["kv_cache_dtype"] = "model dtype"
+    return "auto"
+
+
+def element_type(cache_dtype: str, dtype: str) -> str:
+    if cache_dtype == "auto":
+        return dtype
+    return "fp8" if cache_dtype.startswith("fp8") else cache_dtype
+
+
+def prefix_caching(facts: ModelFacts, options: EngineOptions, origins: dict[str, str]) -> bool:
+    """On by default for decoders and hybrids; off for encoders, encoder-decoders and models of states only."""
+    if options.enable_prefix_caching is not None:
+        origins["prefix_caching"] = "--enable-prefix-caching"
+        return options.enable_prefix_caching
+    only_states = facts.has_states and not facts.is_hybrid
+    origins["prefix_caching"] = "default for this kind of model"
+    return not (only_states or facts.is_encoder_decoder)
+
+
+def batch_sizes(options: EngineOptions, length: int, gpu: Gpu, origins: dict[str, str]) -> tuple[int, int]:
+    """max_num_batched_tokens and max_num_seqs."""
+    row = batch_defaults(gpu)
+    seqs = options.max_num_seqs or row.max_num_seqs
+    if options.max_num_batched_tokens is not None:
+        origins["max_num_batched_tokens"] = "--max-num-batched-tokens"
+        batched = options.max_num_batched_tokens
+    else:
+        kind = "vllm serve" if options.entry_point == "server" else "the LLM class"
+        origins["max_num_batched_tokens"] = f"default of {kind} on this card"
+        default = row.server if options.entry_point == "server" else row.llm
+        batched = min(seqs * length, default)
+    return batched, min(seqs, batched) if options.max_num_seqs is None else seqs
+
+
+def concurrent_batches(options: EngineOptions) -> int:
+    """Steps in flight: one for each pipeline stage and, with async scheduling, one that is being prepared."""
+    return options.pipeline_parallel_size + (1 if options.async_scheduling else 0)
+
+
+def base_block_size(facts: ModelFacts, options: EngineOptions, backend: Backend, origins: dict[str, str]) -> int:
+    """Tokens per block before states make it larger: as asked, else what the kernels prefer."""
+    if options.block_size is None:
+        origins["block_size"] = f"preferred by {backend.name}"
+        return backend.preferred
+    if not backend.accepts(options.block_size):
+        raise RefusedError(
+            NO_BACKEND,
+            f"No valid attention backend found for block_size={options.block_size}: {backend.name} needs multiples of "
+            f"{backend.smallest}; use --block-size {backend.preferred} or leave it out",
+        )
+    origins["block_size"] = "--block-size"
+    return options.block_size
+
+
+def checkpointing_kinds(facts: ModelFacts, gpu: Gpu, rules: VersionRules, caching: bool) -> frozenset[str]:
+    """Kinds of state whose prefill kernel writes a checkpoint block of its own."""
+    kinds = {"mamba2"}
+    if gpu.compute_capability >= 9.0:
+        kinds.add("kda")
+    if caching and gdn_step(facts, gpu, rules):
+        kinds.add("gdn")
+    return frozenset(kinds)
+
+
+def gdn_step(facts: ModelFacts, gpu: Gpu, rules: VersionRules) -> int:
+    """Tokens between checkpoints of this model's gated delta nets, 0 where it has none."""
+    for layer in facts.layers:
+        if isinstance(layer.cache, GatedDeltaNetState):
+            return gdn_checkpoint_step(rules, gpu.compute_capability, layer.cache.head_k_dim)
+    return 0
+
+
+def state_step(facts: ModelFacts, gpu: Gpu, rules: VersionRules, caching: bool) -> int:
+    return gdn_step(facts, gpu, rules) if caching else 0
+
+
+def align_states(
+    facts: ModelFacts, cache: CacheSettings, backend: Backend, checkpoint_step: int, origins: dict[str, str]
+) -> CacheSettings:
+    """Grows the attention block until its page holds a state, and pads the state's page to match.
+
+    All layers of a hybrid model share one pool, so their pages must be equal: attention pages grow with the block,
+    a state has a fixed size.
+    """
+    state = max((layer.cache.spec(cache).page_size_bytes for layer in facts.layers if layer.cache.is_state), default=0)
+    one_token = replace(cache, block_size=1)
+    first = next(layer for layer in facts.layers if not layer.cache.is_state)
+    token_bytes = first.cache.spec(one_token).page_size_bytes
+    step = max(backend.smallest, cache.block_size, HYBRID_MLA_STEP if is_latent(facts) else 1)
+    if checkpoint_step:
+        step = math.lcm(step, checkpoint_step)
+    block_size = max(cache.block_size, round_up(step * cdiv(state, step * token_bytes), backend.smallest))
+    if block_size != cache.block_size:
+        origins["block_size"] = (
+            f"{block_size}: the multiple of {step} whose page ({block_size} * {token_bytes:,} bytes) holds a state of "
+            f"{state:,} bytes"
+        )
+    page = block_size * token_bytes
+    return replace(
+        cache,
+        block_size=block_size,
+        state_block_size=block_size if cache.cache_mode == "align" else cache.state_block_size,
+        state_page_padded=page if page != state else 0,
+    )

@@ -1,0 +1,114 @@
+"""Accelerators and the bytes that they really have, from a table with its sources (data/gpus.tsv)."""
+
+import csv
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+
+from kvledger.errors import ConfigError
+
+TABLE = "data/gpus.tsv"
+UNSOURCED = "from memory"
+GIB = 1 << 30
+MIB = 1 << 20
+
+# What people write -> the row that is meant when several match. The plan notes which one was taken.
+USUAL: dict[str, str] = {
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "a10080gb": "NVIDIA A100-SXM4-80GB",
+    "a10040gb": "NVIDIA A100-SXM4-40GB",
+    "h100": "NVIDIA H100 80GB HBM3 (SXM)",
+    "h100sxm": "NVIDIA H100 80GB HBM3 (SXM)",
+    "h10080gb": "NVIDIA H100 80GB HBM3 (SXM)",
+    "a10": "NVIDIA A10",
+    "l40": "NVIDIA L40",
+    "l4": "NVIDIA L4",
+    "v100": "Tesla V100 16GB SXM2",
+    "gh200": "NVIDIA GH200 96GB",
+    "b200": "NVIDIA B200",
+    "b300": "NVIDIA B300 SXM",
+    "rtx6000": "NVIDIA RTX 6000 Ada Generation",
+    "mi300": "AMD Instinct MI300X",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One card. `total_bytes`: what CUDA reports, which the utilization is a share of; its range where it varies.
+
+    `compute_capability` 0: not an NVIDIA card. `sourced`: every figure used here was looked up, not remembered.
+    `bandwidth_bytes_s` and `peak_flops` (dense, 16 bits): 0 where they are not known.
+    """
+
+    name: str
+    total_bytes: int
+    low_bytes: int
+    high_bytes: int
+    compute_capability: float
+    source: str
+    sourced: bool
+    bandwidth_bytes_s: float = 0.0
+    peak_flops: float = 0.0
+
+
+@cache
+def gpus() -> tuple[Gpu, ...]:
+    """Every card of the table whose memory is known."""
+    text = (files("kvledger.plan") / TABLE).read_text()
+    return tuple(gpu for row in csv.DictReader(text.splitlines(), delimiter="\t") if (gpu := gpu_of(row)) is not None)
+
+
+def gpu_of(row: dict[str, str]) -> Gpu | None:
+    seen = row["cuda_total_GiB_seen"]
+    figures = [float(figure) for figure in re.findall(r"\d+\.\d+|\d{2,}", seen.split("(")[0].split("on older")[0])]
+    common = re.search(r"\((\d+\.\d+)", seen)
+    driver_bytes = int(row["driver_total_bytes"] or 0)
+    if figures:
+        low, high = int(min(figures) * GIB), int(max(figures) * GIB)
+        total = int(float(common.group(1)) * GIB) if common and "common" in seen else (low + high) // 2
+    elif driver_bytes:
+        low, high, total = int(driver_bytes * 0.96), driver_bytes, int(driver_bytes * 0.985)
+    else:
+        return None
+    capability = re.fullmatch(r"\d+\.\d+", row["compute_capability"])
+    source = row["source"]
+    return Gpu(
+        row["name"],
+        total,
+        low,
+        high,
+        float(capability.group()) if capability else 0.0,
+        source,
+        UNSOURCED not in source,
+        first_number(row["bandwidth_GB_s"]) * 1e9,
+        first_number(row["bf16_dense_TFLOPs"]) * 1e12,
+    )
+
+
+def first_number(text: str) -> float:
+    """The number at the start of a cell, 0 where there is none. What follows says where it is from."""
+    number = re.match(r"\d+(?:\.\d+)?", text)
+    return float(number.group()) if number else 0.0
+
+
+def squeezed(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("tesla", "").replace("geforce", ""))
+
+
+def find_gpu(name: str) -> Gpu:
+    """The card of that name or part of a name. ConfigError lists the candidates when none or several differ."""
+    asked = squeezed(name)
+    usual = USUAL.get(asked)
+    for gpu in gpus():
+        if gpu.name == usual or squeezed(gpu.name) == asked:
+            return gpu
+    words = [gpu for gpu in gpus() if asked in {squeezed(word) for word in re.split(r"[\s/()-]+", gpu.name)}]
+    found = words or [gpu for gpu in gpus() if asked and asked in squeezed(gpu.name)]
+    if found and max(gpu.total_bytes for gpu in found) - min(gpu.total_bytes for gpu in found) <= GIB // 4:
+        return found[0]
+    names = [gpu.name for gpu in found] or get_close_matches(name, [gpu.name for gpu in gpus()], 8, 0.3)
+    problem = "several cards match" if found else f"not in the table of {len(gpus())} cards"
+    fix = "use one of: " if found else "give --kv-cache-memory-bytes instead, or a card like "
+    raise ConfigError(f"--gpu={name!r}: {problem}; {fix}{', '.join(names)}")

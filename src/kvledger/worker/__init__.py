@@ -1,7 +1,0 @@
-"""The side of the workers, where the KV tensors live: block tables and slots, without torch."""
-
-from kvledger.worker.block_table import BlockTable
-from kvledger.worker.block_tables import BlockTables
-from kvledger.worker.slots import NO_SLOT, slot_mapping
-
-__all__ = ["NO_SLOT", "BlockTable", "BlockTables", "slot_mapping"]
