@@ -38,6 +38,7 @@ from kvledger.core.requests.block_hash import (
     ChainedBlockHasher,
     GivenBlockHasher,
     Sha256BlockHasher,
+    SipHashBlockHasher,
     VerifiedBlockHasher,
     make_block_hasher,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "RunningSlots",
     "Sha256BlockHasher",
     "SinkFullAttentionSpec",
+    "SipHashBlockHasher",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",
     "VerifiedBlockHasher",

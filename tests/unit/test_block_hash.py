@@ -99,7 +99,7 @@ def test_xxh3_follows_the_same_layout() -> None:
 
 
 def test_unknown_hash_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hash='md5'.*sha256, xxh3"):
+    with pytest.raises(ConfigError, match=r"hash='md5'.*sha256, siphash, xxh3"):
         make_block_hasher("md5", 4)
     with pytest.raises(ConfigError, match="hash_block_size=0"):
         Sha256BlockHasher(0)

@@ -179,7 +179,7 @@ class ReplayOptions:
     ] = 0.0
     no_prefix_caching: Annotated[bool, Option("--no-prefix-caching", help="Without the prefix cache.")] = False
     hash: Annotated[
-        Literal["sha256", "xxh3", "none"],
+        Literal["sha256", "siphash", "xxh3", "none"],
         Option(help="How blocks are named. none: from the trace's ids, without hashing, with the same hits."),
     ] = "sha256"
 

@@ -24,7 +24,9 @@ from kvledger.core.requests.tokens import TOKEN_BYTES
 from kvledger.errors import wrong_value
 from kvledger.traces.trace_request import TraceRequest
 
-HASH_CHOICES: Final = ("sha256", "xxh3", "none")
+HASH_CHOICES: Final = ("sha256", "siphash", "xxh3", "none")
+# Made-up tokens are no secret: a key that is known gives the same hashes in every run.
+_REPLAY_KEY: Final = b"kvledger, replay"
 
 _LAST_TOKEN: Final = (1 << 32) - 1
 # A block name: 3 bytes of position and 5 bytes of node. Nodes of one request alone start in the upper half.
@@ -55,7 +57,8 @@ def make_prompt_maker(hash_name: str, block_size: int) -> PromptMaker:
         raise wrong_value("hash", hash_name, "unknown hash function", "use one of " + ", ".join(HASH_CHOICES))
     if hash_name == "none":
         return NamedPrompts(block_size)
-    return TokenPrompts(make_block_hasher(hash_name, block_size))
+    seed = _REPLAY_KEY if hash_name == "siphash" else b""
+    return TokenPrompts(make_block_hasher(hash_name, block_size, seed))
 
 
 class TokenPrompts(PromptMaker):

@@ -151,7 +151,7 @@ WRONG_VALUES = [
     ("--block-size", "abc", "is not a whole number"),
     ("--max-model-len", "1", "give 2 to"),
     ("--watermark", "2", "give 0.0 up to below 1.0"),
-    ("--hash", "md5", "'sha256', 'xxh3', 'none'"),
+    ("--hash", "md5", "'sha256', 'siphash', 'xxh3', 'none'"),
     ("--max-num-seqs", "0", "give 1 to"),
     ("--max-num-batched-tokens", "100", "raise it or lower max_num_seqs"),
     ("--policy", "lifo", "'fcfs', 'priority'"),

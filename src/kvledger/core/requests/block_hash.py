@@ -16,8 +16,9 @@ later hash contains block 0's. The same inputs give the same hashes in every pro
 keeps outsiders from predicting them.
 
 sha256 is the default: with a hash that can be forged, a tenant could craft a prompt that is served another's KV values
-(vLLM advisory GHSA-rm76-4mrf-v9r8). xxh3-128 is several times cheaper and safe among trusted users only;
-VerifiedBlockHasher makes any hash function safe, for memory.
+(vLLM advisory GHSA-rm76-4mrf-v9r8). SipHash-2-4-128 under a secret key is several times cheaper, and as safe for an
+engine that shares no hashes with others: all who compare names must have the key. xxh3-128 is cheap too, and safe among
+trusted users only. VerifiedBlockHasher makes any hash function safe, for memory.
 """
 
 from abc import ABC, abstractmethod
@@ -30,6 +31,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from kvledger.core.requests.request import MultiModalItem, Request
+from kvledger.core.requests.siphash import SipHash
 from kvledger.core.units import require_positive
 from kvledger.errors import RequestError, wrong_value
 
@@ -148,6 +150,18 @@ class Sha256BlockHasher(ChainedBlockHasher):
         return sha256(data).digest()
 
 
+class SipHashBlockHasher(ChainedBlockHasher):
+    """The chain over SipHash-2-4-128. `key`: 16 secret random bytes; engines with one key give the same hashes."""
+
+    def __init__(self, block_size: int, key: bytes) -> None:
+        siphash = SipHash(key)
+        super().__init__(block_size, siphash.digest)
+        self._siphash: Final = siphash
+
+    def digest(self, data: bytes) -> bytes:
+        return self._siphash.digest(data)
+
+
 class VerifiedBlockHasher(ChainedBlockHasher):
     """The chain over a hash function that need not be trusted: equal hashes of different content are told apart.
 
@@ -183,13 +197,16 @@ class GivenBlockHasher(BlockHasher):
         raise RequestError("start_epoch: the hashes are given by the caller, so a new epoch must come with them")
 
 
-HASH_NAMES: Final = ("sha256", "xxh3")
+HASH_NAMES: Final = ("sha256", "siphash", "xxh3")
 
 
 def make_block_hasher(hash_name: str, block_size: int, seed: bytes = b"") -> BlockHasher:
-    """The hasher of that name: "sha256", or "xxh3" (xxh3-128; needs the `hash` extra)."""
+    """The hasher of that name: "sha256", "siphash" (its seed is the key, 16 secret random bytes), or "xxh3" (xxh3-128;
+    needs the `hash` extra). ConfigError for another name, a missing key, or a missing package."""
     if hash_name == "sha256":
         return Sha256BlockHasher(block_size, seed)
+    if hash_name == "siphash":
+        return SipHashBlockHasher(block_size, seed)
     if hash_name != "xxh3":
         raise wrong_value("hash", hash_name, "unknown hash function", "use one of " + ", ".join(HASH_NAMES))
     if find_spec("xxhash") is None:
