@@ -44,6 +44,7 @@ from kvledger.core.requests.block_hash import (
 )
 from kvledger.core.requests.request import Adapter, MultiModalItem, Request, RequestStatus
 from kvledger.core.requests.tokens import pack_tokens, unpack_tokens
+from kvledger.core.watch.hit_curve import HitCurve
 from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.core.watch.prompt_split import MissConfig, MissTotals, PromptAccount, PromptSplit
 
@@ -68,6 +69,7 @@ __all__ = [
     "FullAttentionSpec",
     "GivenBlockHasher",
     "GroupOccupancy",
+    "HitCurve",
     "HostResidentSpec",
     "KVCacheBlock",
     "KVCacheBlocks",
