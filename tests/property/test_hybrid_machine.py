@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvledger import AdmissionRule, BlockCopy, KVCacheManager, KVCacheSpec, Request
+from kvledger.core.groups.aligned_mamba import AlignedMambaManager, StateBlocks
 from kvledger.core.groups.base import SingleTypeKVCacheManager
-from kvledger.core.groups.mamba import AlignedMambaManager, StateBlocks
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.groups.spec import ChunkedLocalAttentionSpec
 from tests import groups

@@ -158,6 +158,21 @@ MODEL_LAYOUTS = (
     Layout("llama 4", (FULL4, Group("chunked", 4, window=16), Group("chunked", 4, window=16))),
     Layout("qwen3-next", (FULL4, *[Group("mamba_align", 4)] * 3)),
     Layout("qwen3-next, states in larger blocks", (FULL4, *[Group("mamba_align", 8)] * 3)),
+    Layout(
+        "qwen3-next, hash units inside blocks", (*[Group("mamba_align", 8)] * 3, Group("full", 8)), hash_block_size=2
+    ),
+    Layout(
+        "states of two sizes, hash units inside blocks",
+        (Group("full", 8), Group("mamba_align", 8), Group("mamba_align", 16)),
+        hash_block_size=4,
+    ),
+    Layout(
+        "qwen3-next with a draft, hash units inside blocks",
+        (Group("full", 8), *[Group("mamba_align", 8, num_speculative=2)] * 2),
+        hash_block_size=2,
+        num_draft_lookahead=1,
+    ),
+    Layout("checkpoints of several states", (FULL4, *[Group("mamba_align", 16, checkpoint_alignment=4)] * 2)),
     Layout("jamba, not cached", (FULL4, Group("mamba_none", 256), Group("mamba_none", 256)), enable_caching=False),
     Layout("whisper", (FULL4, Group("cross", 4)), enable_caching=False),
     Layout("gemma 4, mixed block sizes", (Group("full", 4), Group("window", 8, window=16))),
@@ -238,6 +253,9 @@ def random_layout(rng: random.Random) -> Layout:
         context_parallel_size=2 if can_shard and rng.random() < 0.2 else 1,
         max_in_flight_tokens=rng.choice([None, 16]),
     )
+    if enable_caching and all(g.kind in ("full", "mla", "mamba_align", "ring") for g in groups):
+        # Other kinds hit whole blocks only, of that size.
+        layout = replace(layout, hash_block_size=rng.choice([0, layout.unit // 2]))
     if enable_caching and any(g.kind.startswith(("window", "mamba")) for g in groups):
         base = layout.base_block_size
         layout = replace(layout, retention_interval=rng.choice([None, None, 0, base, 3 * base]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.side_by_side.layouts import Group, Layout, random_layout
+from tests.side_by_side.layouts import MODEL_LAYOUTS, Group, Layout, random_layout
 from tests.side_by_side.scheduler_pair import Limits, SchedulerPair, Work
 
 NUM_SEEDS = 60
@@ -98,4 +98,13 @@ def test_random_layout(seed: int, tmp_path: Path) -> None:
     layout = random_layout(rng)
     while not can_be_scheduled_there(layout):
         layout = random_layout(rng)
+    drive(random_limits(rng, layout), tmp_path, rng, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "layout", [layout for layout in MODEL_LAYOUTS if can_be_scheduled_there(layout)], ids=lambda layout: layout.name
+)
+def test_model_layout(layout: Layout, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
     drive(random_limits(rng, layout), tmp_path, rng, seed)

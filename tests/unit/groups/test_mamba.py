@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvledger import KVCacheManager, Request
-from kvledger.core.groups.mamba import StateBlocks, checkpoint_position
+from kvledger.core.groups.aligned_mamba import StateBlocks, checkpoint_position
 from kvledger.core.groups.policy import DraftRule
 from tests.groups import chunks, compute, full, held, hybrid, managers_of, record_of, state, tables
 from tests.helpers import admit, admitted, draft, hit, leave, pool_of, request, snapshot
@@ -197,6 +197,20 @@ def test_a_chunk_waits_for_the_budget_of_a_block() -> None:
     assert manager.clip_chunk(a, 13, 3, 8) == 3
 
 
+def test_several_states_stop_a_chunk_where_one_alone_would() -> None:
+    one, three = hybrid(40, full(), state(16)), hybrid(40, full(), *[state(16)] * 3)
+    # 12 is the last hash unit of 13 tokens, inside the block; each group stops there, none waits for a whole block.
+    assert chunks(one, request("a", 13)) == chunks(three, request("a", 13)) == [12, 1]
+    # Of 43 tokens: the last block that ends before, the last hash unit, the rest.
+    assert chunks(one, request("b", [7] * 43)) == chunks(three, request("b", [7] * 43)) == [32, 8, 3]
+
+
+def test_states_of_two_block_sizes_stop_at_the_ends_of_both() -> None:
+    manager = hybrid(40, full(), state(8), state(16))
+    # 16 is the last end of a block of 16, 24 of one of 8, 28 the last hash unit.
+    assert chunks(manager, request("a", 30)) == [16, 8, 4, 2]
+
+
 def test_several_draft_modules_keep_their_distance_to_the_prompts_end() -> None:
     manager = hybrid(20, full(), drafts=DraftRule(num_lookahead_tokens=3))
     a = request("a", 13)
@@ -204,6 +218,8 @@ def test_several_draft_modules_keep_their_distance_to_the_prompts_end() -> None:
     # 12 would leave one token, and modules would guess what the prompt has: 3 stay.
     assert [manager.clip_chunk(a, 0, n, 64) for n in (8, 11, 12, 13)] == [8, 10, 10, 13]
     assert manager.clip_chunk(a, 10, 2, 64) == 0
+    # Steps of 2 tokens cannot leave 3 and then compute 3 at a time.
+    assert manager.clip_chunk(a, 10, 2, 2) == 2
     assert not hybrid(20, full(), drafts=DraftRule()).clips_chunks
 
 

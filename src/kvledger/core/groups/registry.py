@@ -9,11 +9,12 @@ A new kind of KV cache needs a spec (a frozen dataclass on KVCacheSpec), a manag
 
 from collections.abc import Callable
 
+from kvledger.core.groups.aligned_mamba import AlignedMambaManager
 from kvledger.core.groups.base import ManagerContext, SingleTypeKVCacheManager
 from kvledger.core.groups.chunked_local import ChunkedLocalAttentionManager
 from kvledger.core.groups.full_attention import FullAttentionManager
 from kvledger.core.groups.host_resident import HostResidentManager
-from kvledger.core.groups.mamba import AlignedMambaManager, MambaManager
+from kvledger.core.groups.mamba import MambaManager
 from kvledger.core.groups.policy import GroupPolicy
 from kvledger.core.groups.sliding_window import SlidingWindowManager
 from kvledger.core.groups.spec import (

@@ -309,13 +309,15 @@ class KVCacheCoordinator(ABC):
     def clip_chunk(self, request: Request, start: int, end: int, max_chunk: int) -> int:
         """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
         asked = end
+        # Each is asked about the chunk that the budget allows: what another one stops at is no lack of budget.
         for manager in self._chunk_clippers:
-            end = manager.clip_chunk(request, start, end, max_chunk)
+            end = min(end, manager.clip_chunk(request, start, asked, max_chunk))
         rest = request.num_tokens - end
         if 0 < rest < self._min_rest:
             end -= self._min_rest - rest
-            if end <= start and asked >= request.num_tokens:
-                # A state would be cached too near to the prompt's end. It is not, or nothing would ever be computed.
+            if end <= start and (asked >= request.num_tokens or max_chunk < request.num_tokens - start):
+                # A state would be cached too near to the prompt's end, and no larger chunk can come. It is not cached,
+                # or nothing would ever be computed.
                 return asked
         return max(end, start)
 
