@@ -57,6 +57,7 @@ class ManagerPair:
         )
         self.factory = RequestFactory(layout.unit, layout.enable_caching)
         self.texts = [[rng.randrange(50) for _ in range(MAX_MODEL_LEN)] for _ in range(3)]
+        self.prompts: list[list[int]] = []
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.loading: list[Request] = []
@@ -69,6 +70,7 @@ class ManagerPair:
     def run(self, num_calls: int) -> None:
         actions = [
             (self.new_request, 3),
+            (self.go_on, 1),
             (self.admit, 5),
             (self.decode, 12),
             (self.finish, 2),
@@ -81,6 +83,7 @@ class ManagerPair:
             (self.reset, 0.3),
             (self.evict, 0.5),
             (self.start_step, 3),
+            (self.drain_copies, 2),
         ]
         names, weights = zip(*actions, strict=True)
         while self.num_calls < num_calls:
@@ -93,18 +96,29 @@ class ManagerPair:
         prompt = rng.choice(self.texts)[: rng.randint(1, 60)]
         if rng.random() < 0.4:
             prompt = prompt + [rng.randrange(50) for _ in range(rng.randint(1, 12))]
-        self.num_made += 1
-        salt = rng.choice(["", "", "", "tenant"])
-        request = self.factory.make(f"r{self.num_made}", prompt, max_tokens=100, cache_salt=salt)
+        request = self.add(prompt, rng.choice(["", "", "", "tenant"]))
         if self.can_report_hits and rng.random() < 0.2:
             request.kv_cache_report_mode = "full"
-        self.waiting.append(request)
 
-    def admit(self) -> None:
+    def add(self, prompt: list[int], salt: str = "") -> Request:
+        self.num_made += 1
+        self.waiting.append(self.factory.make(f"r{self.num_made}", prompt, max_tokens=100, cache_salt=salt))
+        if len(prompt) < MAX_MODEL_LEN // 2:
+            self.prompts = [*self.prompts[-5:], prompt]
+        return self.waiting[-1]
+
+    def go_on(self) -> None:
+        """Two conversations get a turn each and are served in one step: hits end where their last prompts did."""
+        for prompt in self.rng.sample(self.prompts, min(2, len(self.prompts))):
+            self.add(prompt + [self.rng.randrange(50) for _ in range(5)])
+            self.admit(self.waiting[-1])
+
+    def admit(self, request: Request | None = None) -> None:
         if not self.waiting:
             return
         rng = self.rng
-        request = rng.choice(self.waiting)
+        if request is None:
+            request = rng.choice(self.waiting)
         found = [manager.get_computed_blocks(request) for manager in (self.theirs, self.ours)]
         self.same(found[0][1:], found[1][1:])
         self.same(found[0][0].get_block_ids(), found[1][0].get_block_ids())
@@ -289,6 +303,9 @@ class ManagerPair:
             self.same(theirs.get_block_ids(), ours.get_block_ids())
             self.same(theirs.get_block_ids(allow_none=True), ours.get_block_ids(allow_none=True))
             self.same(theirs.get_unhashed_block_ids_all_groups(), ours.get_unhashed_block_ids_all_groups())
+
+    def drain_copies(self) -> None:
+        """At the end of a step, which may have let in several requests that start inside a block."""
         (their_copies, their_ends), (our_copies, our_ends) = (
             manager.take_kv_cache_block_copies() for manager in (self.theirs, self.ours)
         )
@@ -296,6 +313,7 @@ class ManagerPair:
         self.theirs.block_pool.free_blocks(their_ends)
         self.ours.block_pool.free_blocks(our_ends)
         self.theirs.take_boundary_state_offloads()
+        self.compare()
 
     def compare(self) -> None:
         self.num_calls += 1

@@ -199,6 +199,7 @@ MODEL_LAYOUTS = (
     Layout("sparse states inside blocks", (FULL4, Group("mamba_align", 16)), retention_interval=0),
     Layout("checkpoints", (FULL4, Group("mamba_align", 16, checkpoint_alignment=4))),
     Layout("sparse checkpoints", (FULL4, Group("mamba_align", 16, checkpoint_alignment=4)), retention_interval=0),
+    Layout("several groups copy", (Group("full", 8), Group("mamba_align", 8), Group("mla", 8)), hash_block_size=4),
     Layout("context parallel", (Group("full", 4), Group("mamba_align", 8)), context_parallel_size=2),
     Layout("context parallel, full alone", (Group("full", 4),), context_parallel_size=2),
     Layout("steps in flight", (FULL4, WINDOW8), max_in_flight_tokens=16),

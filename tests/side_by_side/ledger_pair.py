@@ -115,6 +115,7 @@ class LedgerPair:
         self.factory = reference.RequestFactory(layout.unit, self.enable_caching)
         # Few different texts, so that prefixes meet.
         self.texts = [[rng.randrange(50) for _ in range(MAX_MODEL_LEN)] for _ in range(3)]
+        self.prompts: list[list[int]] = []
         self.waiting: list[Pair] = []
         self.running: list[Pair] = []
         self.loading: list[Pair] = []
@@ -125,6 +126,7 @@ class LedgerPair:
     def run(self, num_calls: int) -> None:
         actions = [
             (self.new_request, 3),
+            (self.go_on, 1),
             (self.admit, 5),
             (self.decode, 12),
             (self.decode_together, 4),
@@ -134,6 +136,7 @@ class LedgerPair:
             (self.reset, 0.3),
             (self.evict, 0.5),
             (self.start_step, 3),
+            (self.drain_copies, 2),
         ]
         names, weights = zip(*actions, strict=True)
         while self.num_calls < num_calls:
@@ -150,9 +153,7 @@ class LedgerPair:
         prompt = text[: rng.randint(1, 60)]
         if rng.random() < 0.4:
             prompt = prompt + [rng.randrange(50) for _ in range(rng.randint(1, 12))]
-        salt = rng.choice(["", "", "", "tenant"])
-        self.num_made += 1
-        self.waiting.append(self.make_pair(f"r{self.num_made}", prompt, salt))
+        self.new_pair(prompt, rng.choice(["", "", "", "tenant"]))
 
     def make_pair(self, request_id: str, prompt: list[int], salt: str) -> Pair:
         num_encoder_tokens = self.rng.randint(1, 64) if self.has_encoder else 0
@@ -161,11 +162,24 @@ class LedgerPair:
             self.factory.make(request_id, prompt, cache_salt=salt),
         )
 
-    def admit(self) -> None:
+    def go_on(self) -> None:
+        """Two conversations get a turn each and are served in one step: hits end where their last prompts did."""
+        for prompt in self.rng.sample(self.prompts, min(2, len(self.prompts))):
+            self.new_pair(prompt + [self.rng.randrange(50) for _ in range(5)])
+            self.admit(self.waiting[-1])
+
+    def new_pair(self, prompt: list[int], salt: str = "") -> None:
+        self.num_made += 1
+        self.waiting.append(self.make_pair(f"r{self.num_made}", prompt, salt))
+        if len(prompt) < MAX_MODEL_LEN // 2:
+            self.prompts = [*self.prompts[-5:], prompt]
+
+    def admit(self, pair: Pair | None = None) -> None:
         if not self.waiting:
             return
         rng = self.rng
-        pair = rng.choice(self.waiting)
+        if pair is None:
+            pair = rng.choice(self.waiting)
         our_hit, their_hit, num_hit = self.look_up(pair)
         if any(num_hit % size for size in self.layout.block_sizes()):
             # A known difference: ours waits for a step that writes the block in which a hit ends.
@@ -291,7 +305,6 @@ class LedgerPair:
             pair.last_step = num_new[row]
             pair.set_computed(pair.num_computed + num_new[row])
         assert (slots.num_allocated, ours) == (num_allocated, {})
-        self.same_copies()
         self.compare()
 
     def finish(self) -> None:
@@ -363,9 +376,9 @@ class LedgerPair:
         assert (ours is None) == (theirs is None), (ours, theirs)
         if ours is not None:
             assert ours.get_block_ids() == theirs.get_block_ids()
-        self.same_copies()
 
-    def same_copies(self) -> None:
+    def drain_copies(self) -> None:
+        """At the end of a step, which may have let in several requests that start inside a block."""
         our_copies = self.ours.take_block_copies()
         their_copies, their_ends = self.theirs.take_kv_cache_block_copies()
         assert [(c.source_block_id, c.target_block_id) for c in our_copies] == [
@@ -374,6 +387,7 @@ class LedgerPair:
         self.ours.release_block_copies(our_copies)
         self.theirs.block_pool.free_blocks(their_ends)
         self.theirs.take_boundary_state_offloads()
+        self.compare()
 
     def compare(self) -> None:
         """Everything a caller can ever see of the ledger is the same on both sides."""

@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 from hashlib import sha256
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -62,6 +63,14 @@ def test_adapter_and_salt_stand_in_block_0_only() -> None:
     extra = entry(1, struct.pack("<QQ", 7, 3) + "zoë".encode()) + entry(2, b"tenant")
     first = digest(root(2), struct.pack("<2I", 0, 1), extra)
     assert hashes(Sha256BlockHasher(2), a) == [first, digest(first, struct.pack("<2I", 2, 3))]
+
+
+def test_in_which_order_items_are_listed_means_nothing() -> None:
+    # Two images in one block, and a prompt of video frames that somebody lists from the last to the first.
+    cat, dog, bird = MultiModalItem("cat", 0, 2), MultiModalItem("dog", 2, 2), MultiModalItem("bird", 5, 2)
+    listed = [request(str(items), 8, multimodal=items) for items in permutations((cat, dog, bird))]
+    assert len({tuple(hashes(Sha256BlockHasher(4), a)) for a in listed}) == 1
+    assert {a.multimodal for a in listed} == {(cat, dog, bird)}
 
 
 def test_a_multimodal_item_stands_in_every_block_it_overlaps_with_its_offset() -> None:

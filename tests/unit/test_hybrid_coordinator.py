@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvledger import AdmissionRule, KVCacheManager, KVCacheSpec, Sha256BlockHasher
 from kvledger.core.groups.policy import DraftRule
@@ -17,6 +19,7 @@ from tests.groups import (
     groups_of,
     held,
     hybrid,
+    managers_of,
     mla,
     ring,
     state,
@@ -90,6 +93,57 @@ def test_the_group_that_limits_a_hit_is_named() -> None:
     assert manager.get_computed_blocks(request("b", 25)).limiting_group == 0
     single = hybrid(8, full())
     assert single.get_computed_blocks(request("b", 25)).limiting_group == 0
+
+
+def test_larger_blocks_limit_a_hit_that_smaller_ones_could_go_on() -> None:
+    """28 shared tokens are seven blocks of 4 but only one whole block of 16, in whatever order the groups stand."""
+    fine, coarse = full(4), full(16, heads=2)
+    for specs, limiting in (((fine, coarse), 1), ((coarse, fine), 0), ((fine, window(16, block_size=16)), 1)):
+        manager, _ = filled(60, 60, *specs)
+        found = manager.get_computed_blocks(request("b", list(range(28)) + other(32)))
+        assert (found.num_tokens, found.limiting_group, found.limited_end) == (16, limiting, 28)
+        # 12 shared tokens are no hit at all; and 31 tokens could not hit more than 16 whatever was cached.
+        found = manager.get_computed_blocks(request("c", list(range(12)) + other(32)))
+        assert (found.num_tokens, found.limiting_group, found.limited_end) == (0, limiting, 12)
+        found = manager.get_computed_blocks(request("d", list(range(28)) + other(3)))
+        assert (found.num_tokens, found.limiting_group, found.limited_end) == (16, -1, 0)
+
+
+def test_what_a_draft_gives_up_limits_no_group() -> None:
+    manager, _ = filled(60, 41, full(), full(heads=2), drafts=DraftRule(), draft=0)
+    found = manager.get_computed_blocks(request("b", 41))
+    assert (found.num_tokens, found.limiting_group, found.limited_end) == (36, -1, 0)
+
+
+@given(
+    sizes=st.lists(st.sampled_from([4, 8, 16]), min_size=2, max_size=4),
+    shared=st.integers(0, 70),
+    evicted=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 17)), max_size=4),
+)
+def test_the_limiting_group_is_the_one_that_has_least(
+    sizes: list[int], shared: int, evicted: set[tuple[int, int]]
+) -> None:
+    manager, mine = filled(120, 70, *[full(size, heads=number + 1) for number, size in enumerate(sizes)])
+    manager.evict_blocks([mine[group][i] for group, i in evicted if group < len(sizes) and i < len(mine[group])])
+    b = request("b", list(range(shared)) + other(100 - shared))
+    found = manager.get_computed_blocks(b)
+    ends = [_cached_end(manager, group_id, b.block_hashes) for group_id in range(len(sizes))]
+    assert found.num_tokens == min(ends) // max(sizes) * max(sizes)
+    if max(ends) > found.num_tokens:
+        assert found.limited_end == max(ends)
+        if min(ends) < max(ends):
+            assert ends[found.limiting_group] == min(ends)
+        else:
+            assert sizes[found.limiting_group] == max(sizes)
+
+
+def _cached_end(manager: KVCacheManager, group_id: int, hashes: list[bytes]) -> int:
+    """Tokens from the start that the group has cached, in whole blocks of its own."""
+    group = managers_of(manager)[group_id]
+    end = group.block_size
+    while manager.block_pool.get_cached_block(hashes[end // group.policy.hash_block_size - 1], group_id) is not None:
+        end += group.block_size
+    return end - group.block_size
 
 
 def test_a_boundary_that_full_attention_has_and_a_window_has_not() -> None:

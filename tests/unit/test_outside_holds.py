@@ -55,8 +55,7 @@ def test_the_ends_of_a_copy_can_be_handed_over() -> None:
     a = admitted(manager, "a", 6)
     manager.fork(a, a.twin("b"))
     copies = manager.take_block_copies()
-    ends = manager.coordinator.copies.hand_over(copies)
-    manager.coordinator.outside.adopt(ends)
+    ends = manager.coordinator.copies.hand_over(copies, manager.coordinator.outside)
     assert [int(block.block_id) for block in ends] == [2, 3]
     manager.check()
     with pytest.raises(BlockError, match="released already"):

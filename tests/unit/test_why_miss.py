@@ -342,6 +342,19 @@ def test_limited_then_evicted_then_new() -> None:
     }
 
 
+def test_what_only_small_blocks_have_is_limited_by_the_larger_ones() -> None:
+    manager = hybrid(60, full(4), full(16, heads=2), explain_misses=MissConfig())
+    served(manager, request("a", 60))
+    # 28 of the 60 tokens are a's: seven blocks of 4, and one of 16.
+    assert served(manager, request("b", list(range(28)) + other(32))) == {
+        "hit": 16,
+        "limited_by_group": 12,
+        "never_seen": 20,
+        "shorter_than_block": 12,
+    }
+    assert account(manager).limiting_group == 1
+
+
 def test_two_groups_that_tell_must_both_have_lost_it_or_have_it() -> None:
     """Two groups of one spec are looked up together: a block counts if both have it."""
     manager = hybrid(12, full(), full(), explain_misses=MissConfig())

@@ -10,7 +10,7 @@ from mypy_extensions import mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool
-from kvledger.errors import BlockError
+from kvledger.core.blocks.outside_holds import OutsideHolds
 
 
 @mypyc_attr(acyclic=True)
@@ -35,54 +35,43 @@ class BlockCopies:
     """Orders not yet sent, and references held for all that are not yet done."""
 
     def __init__(self, pool: BlockPool) -> None:
-        self._pool: Final = pool
         self._pending: list[BlockCopy] = []
-        self._num_held: dict[KVCacheBlock, int] = {}
+        self._held: Final = OutsideHolds(pool, "is an end of no copy: it was released already")
 
     def order(self, group_id: int, source: KVCacheBlock, target: KVCacheBlock) -> None:
         """Orders a copy. Each end comes with a reference that now belongs to the copy (the caller touched it)."""
         self._pending.append(BlockCopy(group_id, source, target))
-        for block in (source, target):
-            self._num_held[block] = self._num_held.get(block, 0) + 1
+        self._held.adopt([source, target])
 
     def take(self) -> list[BlockCopy]:
-        """Orders since the last call, for the step about to be sent, in a list that later orders do not join."""
+        """Orders since the last call, for the step about to be sent, in a list that later orders do not join.
+
+        Group by group, as vLLM drains them: released in this order, their ends join the free queue as in vLLM.
+        """
         copies = self._pending
         self._pending = []
+        if len(copies) > 1:
+            copies.sort(key=_group_of)
         return copies
 
     def release(self, copies: list[BlockCopy]) -> None:
         """The workers have made these copies. BlockError, changing nothing, for one that was released before."""
-        ends = [block for copy in copies for block in (copy.source, copy.target)]
-        self._num_held = self._held_without(ends)
-        # A block that is an end of several copies is given back once a call.
-        batch: list[KVCacheBlock] = []
-        seen: set[KVCacheBlock] = set()
-        for block in ends:
-            if block in seen:
-                self._pool.free_blocks(batch)
-                batch = []
-                seen.clear()
-            batch.append(block)
-            seen.add(block)
-        self._pool.free_blocks(batch)
+        self._held.release(_ends(copies))
 
-    def hand_over(self, copies: list[BlockCopy]) -> list[KVCacheBlock]:
-        """Both ends of each copy. Their references are the caller's from now on, so release() must not be called."""
-        ends = [block for copy in copies for block in (copy.source, copy.target)]
-        self._num_held = self._held_without(ends)
+    def hand_over(self, copies: list[BlockCopy], receiver: OutsideHolds) -> list[KVCacheBlock]:
+        """Both ends of each copy. Their references are the receiver's from now on: release() must not be called."""
+        ends = _ends(copies)
+        self._held.hand_over(ends, receiver)
         return ends
-
-    def _held_without(self, ends: list[KVCacheBlock]) -> dict[KVCacheBlock, int]:
-        """What is held once each of these blocks loses a reference."""
-        num_held = self._num_held.copy()
-        for block in ends:
-            left = num_held.get(block, 0) - 1
-            if left < 0:
-                raise BlockError(f"the copy of block {block.block_id} was released already; nothing was changed")
-            num_held[block] = left
-        return {block: left for block, left in num_held.items() if left > 0}
 
     def holders(self, pool: BlockPool) -> dict[int, int]:
         """{block id: references held for copies} in that pool, for check()."""
-        return {int(block.block_id): num for block, num in self._num_held.items() if pool.owns(block)}
+        return self._held.holders(pool)
+
+
+def _group_of(copy: BlockCopy) -> int:
+    return copy.group_id
+
+
+def _ends(copies: list[BlockCopy]) -> list[KVCacheBlock]:
+    return [block for copy in copies for block in (copy.source, copy.target)]

@@ -27,8 +27,10 @@ class PrefixHit:
     """What the prefix cache has of a request. Valid until the next call that changes the ledger.
 
     `limiting_group`: the group for whose sake it is not longer; -1 when none had less than the lookup's limit.
-    `shared_prefix_boundary`: where a longer prefix ends that other groups have cached and a
-    sparse one (windows, states) has not; 0 if there is none. Worth caching there when the request gets to it.
+    `limited_end`: where the tokens end that other groups have cached and that one has not, or only a part of one of its
+    larger blocks; 0 if none have more. `shared_prefix_boundary`: where a longer prefix ends, a possible hit, that other
+    groups have cached and a sparse one (windows, states) has not; 0 if there is none. Worth caching there when the
+    request gets to it.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class PrefixHit:
         num_tokens: int,
         limiting_group: int,
         shared_prefix_boundary: int = 0,
+        limited_end: int = 0,
     ) -> None:
         self.blocks: Final = blocks
         self.num_tokens: Final = num_tokens
         self.limiting_group: Final = limiting_group
         self.shared_prefix_boundary: Final = shared_prefix_boundary
+        self.limited_end: Final = limited_end
 
 
 @mypyc_attr(acyclic=True)

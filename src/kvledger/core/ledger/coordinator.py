@@ -161,7 +161,9 @@ class KVCacheCoordinator(ABC):
         for group_id in self._long_hit_groups:
             num_reused = cdiv(hit.num_tokens + num_external, self.managers[group_id].block_size)
             blocks[group_id] = blocks[group_id][:num_reused]
-        return PrefixHit(KVCacheBlocks(blocks), hit.num_tokens, hit.limiting_group, hit.shared_prefix_boundary)
+        return PrefixHit(
+            KVCacheBlocks(blocks), hit.num_tokens, hit.limiting_group, hit.shared_prefix_boundary, hit.limited_end
+        )
 
     def attach(self, held: RequestBlocks, hit: PrefixHit, ranges: SlotRanges) -> None:
         """Gives the request its hit, then blocks for external tokens.

@@ -1,14 +1,15 @@
 """HybridKVCacheCoordinator: several KV cache groups that must agree on one hit.
 
 Each kind of group says how long a prefix it can start from, given a candidate length; the candidate only ever shrinks,
-so asking round by round until nobody shrinks it any more ends at the longest length that suits all.
+so asking round by round until nobody shrinks it any more ends at the longest length that suits all. Which group is to
+blame that it is not longer does not depend on the order in which they are asked.
 """
 
 from typing import Final
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
-from kvledger.core.groups.base import GroupHit, SingleTypeKVCacheManager
+from kvledger.core.groups.base import GroupHit, SingleTypeKVCacheManager, cached_in_all
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.ledger.coordinator import KVCacheCoordinator, UnitaryKVCacheCoordinator
 from kvledger.core.ledger.coordinator import KVCacheCoordinatorNoPrefixCache as NoPrefixCache
@@ -29,6 +30,29 @@ class LookupGroup:
     def takes(self, manager: SingleTypeKVCacheManager) -> bool:
         mine = self.manager
         return mine.spec == manager.spec and type(mine) is type(manager) and mine.pool is manager.pool
+
+    def cached_end(self, block_hashes: list[bytes], start: int, max_tokens: int) -> int:
+        """Where the whole blocks end that all these groups have cached, of their own size and read on from `start`.
+        REQUIRES a prefix-closed kind that has everything before `start`. O(blocks behind it).
+        """
+        manager = self.manager
+        indexes = [manager.pool.indexes[group_id] for group_id in self.group_ids]
+        found: list[KVCacheBlock] = []
+        per_block = manager.hashes_per_block
+        block = start // manager.block_size
+        most = min(max_tokens // manager.block_size, len(block_hashes) // per_block)
+        while block < most and cached_in_all(indexes, block_hashes[(block + 1) * per_block - 1], found):
+            block += 1
+        return max(start, block * manager.block_size)
+
+
+class HitLimit:
+    """Why a hit is not longer: that group has not what others have cached up to token `end`. -1 and 0: no group's
+    fault."""
+
+    def __init__(self, group_id: int, end: int) -> None:
+        self.group_id: Final = group_id
+        self.end: Final = end
 
 
 class HybridKVCacheCoordinator(KVCacheCoordinator):
@@ -54,6 +78,12 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         ]
         # One closed kind and one other: the closed one accepts whatever the other shrinks the hit to.
         self._one_round_suffices: Final = len(groups) == 2 and self._lookup_groups[0].is_prefix_closed
+        self._alignment: Final = groups[0].manager.policy.hit_alignment
+        # Kinds whose cached tokens go on behind a hit that ends at a multiple of larger blocks than theirs, or may be
+        # cut to what another one has. One kind with blocks of that very size tells all by its own hit.
+        closed = [group for group in self._lookup_groups if group.is_prefix_closed]
+        compares = len(closed) > 1 or any(group.manager.block_size < self._alignment for group in closed)
+        self._compared: Final = closed if compares else []
 
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
         num_hashed = len(block_hashes) * self._lookup_groups[0].manager.policy.hash_block_size
@@ -63,7 +93,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         dropped: set[int] = set()
         candidate = max_tokens
         longest = 0
-        limiting_group = -1
+        limiting: LookupGroup | None = None
         while True:
             length = candidate
             for position, group in enumerate(self._lookup_groups):
@@ -81,8 +111,9 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
                     dropped.add(position)
                 elif hit.num_tokens < length:
                     dropped.clear()
-                if hit.num_tokens + group.manager.policy.hit_alignment <= length:
-                    limiting_group = group.manager.group_id
+                # What a draft gives up is cached.
+                if hit.num_tokens + margin + self._alignment <= length:
+                    limiting = group
                 hits[position] = hit
                 length = hit.num_tokens
                 longest = max(longest, length)
@@ -91,9 +122,36 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
             candidate = length
             if self._one_round_suffices:
                 break
-        return self._agreed(hits, candidate, longest, limiting_group)
+        boundary = longest if longest > candidate else 0
+        blame = HitLimit(-1, 0)
+        if limiting is not None:
+            blame = HitLimit(limiting.manager.group_id, boundary)
+            if limiting.is_prefix_closed and self._compared and candidate + self._alignment <= max_tokens:
+                blame = self._compare(block_hashes, candidate, max_tokens, blame)
+        return self._agreed(hits, candidate, boundary, blame)
 
-    def _agreed(self, hits: list[GroupHit | None], num_tokens: int, longest: int, limiting_group: int) -> PrefixHit:
+    def _compare(self, block_hashes: list[bytes], num_tokens: int, max_tokens: int, limit: HitLimit) -> HitLimit:
+        """Who is to blame where a kind that is asked early had to shrink the hit: another one may have less, or only
+        larger blocks."""
+        least: LookupGroup | None = None
+        end = least_end = 0
+        for group in self._compared:
+            group_end = group.cached_end(block_hashes, num_tokens, max_tokens)
+            end = max(end, group_end)
+            if least is None or group_end < least_end:
+                least, least_end = group, group_end
+        if least is None or end == num_tokens:
+            return limit
+        if least_end < end:
+            return HitLimit(least.manager.group_id, end)
+        if end % self._alignment == 0:
+            return HitLimit(-1, 0)  # all have it, and a draft gives it up
+        # All end in the middle of some other group's block.
+        blocks = [group.manager.block_size for group in self._lookup_groups]
+        largest = self._lookup_groups[blocks.index(max(blocks))]
+        return HitLimit(largest.manager.group_id, end)
+
+    def _agreed(self, hits: list[GroupHit | None], num_tokens: int, boundary: int, limit: HitLimit) -> PrefixHit:
         """The hit in all groups, cut to the length that they agree on."""
         blocks: list[list[KVCacheBlock]] = [[] for _ in self.managers]
         for position, group in enumerate(self._lookup_groups):
@@ -106,8 +164,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
                 if group.is_prefix_closed and not group.manager.keeps_longer_hit():
                     del own[num_blocks:]
                 blocks[group_id] = own
-        boundary = longest if longest > num_tokens else 0
-        return PrefixHit(KVCacheBlocks(blocks), num_tokens, limiting_group, boundary)
+        return PrefixHit(KVCacheBlocks(blocks), num_tokens, limit.group_id, boundary, limit.end)
 
 
 def make_coordinator(config: KVCacheConfig, rules: LedgerRules) -> KVCacheCoordinator:

@@ -79,7 +79,7 @@ class LookupCounter:
         preempted = request.num_preemptions > 0
         self._stats.record(request.num_tokens, num_hit_tokens, preempted)
         if hit is not None and hit.limiting_group >= 0 and not preempted:
-            self._stats.record_limit(hit.limiting_group, max(0, hit.shared_prefix_boundary - hit.num_tokens))
+            self._stats.record_limit(hit.limiting_group, max(0, hit.limited_end - hit.num_tokens))
 
     def record_external(self, request: Request, num_local_tokens: int, num_hit_tokens: int) -> None:
         """Counts one lookup in an external source. Those of preempted requests do not count."""

@@ -50,6 +50,11 @@ class MultiModalItem:
         self.end: Final = start + num_tokens
 
 
+def _place(item: MultiModalItem) -> tuple[int, int, str]:
+    """Sorts items as the prompt shows them: in which order a caller lists them means nothing."""
+    return item.start, item.end, item.content_hash
+
+
 class Request:
     """One sequence. `prompt`: token ids, or the same packed by pack_tokens (no copy is made then).
 
@@ -91,7 +96,7 @@ class Request:
         self.arrival_time: Final = arrival_time
         self.adapter: Final = adapter
         self.cache_salt: Final = cache_salt
-        self.multimodal: Final = multimodal
+        self.multimodal: Final = tuple(sorted(multimodal, key=_place)) if len(multimodal) > 1 else multimodal
         self.skip_prefix_lookup: Final = skip_prefix_lookup
         self.num_encoder_tokens: Final = num_encoder_tokens
         self.sampling_params: Final = sampling_params

@@ -116,8 +116,8 @@ class MissExplainer:
         limit = round_down(num_tokens - 1, step)
         start = hit.num_tokens
         position = start + split.external
-        if hit.shared_prefix_boundary > start and hit.limiting_group >= 0:
-            start = min(hit.shared_prefix_boundary, limit)
+        if hit.limited_end > start and hit.limiting_group >= 0:
+            start = min(hit.limited_end, limit)
             account.limiting_group = hit.limiting_group
             split.limited_by_group = max(0, start - position)
             position = max(position, start)

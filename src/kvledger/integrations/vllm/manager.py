@@ -197,8 +197,7 @@ class VllmKVCacheManager:
         if not copies:
             return [], []
         coordinator = self.ledger.coordinator
-        ends = coordinator.copies.hand_over(copies)
-        coordinator.outside.adopt(ends)
+        ends = coordinator.copies.hand_over(copies, coordinator.outside)
         of = self.block_pool.blocks.of
         orders = [KVCacheBlockCopy(copy.source_block_id, copy.target_block_id) for copy in copies]
         return orders, [of(block) for block in ends]
