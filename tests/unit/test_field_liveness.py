@@ -4,10 +4,20 @@ import random
 
 import pytest
 
+from kvledger import KVCacheSpec
 from kvledger.errors import RequestTooLargeError
-from kvledger.scheduler import ExternalHit, SchedulingPolicy
+from kvledger.metrics import IntervalLog
+from kvledger.scheduler import (
+    ExternalHit,
+    RequestOutput,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerOutput,
+    SchedulingPolicy,
+)
 from tests.engine import Engine
-from tests.helpers import other
+from tests.groups import chunked, full, hybrid, state, window
+from tests.helpers import other, request
 
 
 def answer_loads(engine: Engine) -> None:
@@ -15,6 +25,12 @@ def answer_loads(engine: Engine) -> None:
     for waiting in engine.scheduler.waiting_requests():
         if waiting.status.name == "WAITING_FOR_EXTERNAL_KV" and waiting.request_id in engine.source.taken:
             engine.load(waiting.request_id)
+
+
+def answer(scheduler: Scheduler, output: SchedulerOutput) -> list[RequestOutput]:
+    """Every request that is through its prompt samples a token."""
+    sampled = [[] if request.is_prefill_chunk else [7] for request in output.requests]
+    return scheduler.update_from_output(output, sampled)
 
 
 @pytest.mark.parametrize("reserve", [True, False])
@@ -37,6 +53,32 @@ def test_b01_a_request_that_outgrows_the_pool_while_decoding_ends_alone(reserve:
     # 14 + 2 tokens fill the pool, and the token sampled from the 16th position is the last.
     assert len(engine.tokens["growing"]) == 3
     assert engine.manager.num_free_blocks == 4
+
+
+@pytest.mark.parametrize("reserve", [True, False])
+@pytest.mark.parametrize(
+    "specs", [(full(), window(8)), (full(), chunked(8)), (full(), full(heads=2), window(8), state())]
+)
+def test_b01_with_several_groups_too(specs: tuple[KVCacheSpec, ...], reserve: bool) -> None:
+    """A block a group for each 4 tokens of the sequence, so one group's blocks say nothing about what fits."""
+    # Full attention alone could keep 40 tokens in 10 of these 11 blocks; with another group's they are too many.
+    manager = hybrid(11, *specs, max_model_len=64, max_in_flight_tokens=64)
+    scheduler = Scheduler(
+        manager, SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, reserve_full_sequence=reserve)
+    )
+    with pytest.raises(RequestTooLargeError, match=r"40 tokens need \d+ blocks, the pool has 11"):
+        scheduler.add_request(request("long", 40))
+    # The first one outgrows the pool while it decodes; the second and third are served, before and after.
+    for name, length, max_tokens in (("growing", 8, 56), ("short", 4, 3), ("late", 3, 3)):
+        scheduler.add_request(request(name, other(length, length), max_tokens=max_tokens))
+    ended: dict[str, str] = {}
+    for _ in range(200):
+        output = scheduler.schedule()
+        ended |= dict.fromkeys(output.errors, "error")
+        ended |= {o.request_id: o.finish.name for o in answer(scheduler, output) if o.finish is not None}
+        manager.check()
+    assert ended == {"growing": "error", "short": "FINISHED_LENGTH", "late": "FINISHED_LENGTH"}
+    assert manager.num_free_blocks == 11
 
 
 @pytest.mark.parametrize("reserve", [True, False])
@@ -169,3 +211,25 @@ def test_b13_requests_that_ask_for_the_rest_of_the_context_all_finish() -> None:
     assert set(engine.finished.values()) == {"FINISHED_LENGTH"}
     # Two at a time, 56 steps a pair, would take 448.
     assert num_steps < 600
+
+
+def test_b13_the_log_warns_of_what_the_started_requests_may_grow_to() -> None:
+    engine = Engine(32, max_model_len=64, max_num_seqs=16)
+    now = 0.0
+    log = IntervalLog(engine.scheduler, 10.0, lambda: now)
+    for number in range(16):
+        engine.add(str(number), other(8, number), max_tokens=56)
+    engine.step()
+    now = 10.0
+    line = log.step(0, 16)
+    # All 16 run, and nobody had to give way yet.
+    assert line is not None
+    assert "may grow" not in line
+    while engine.scheduler.num_preemptions == 0:
+        engine.step()
+    now = 20.0
+    line = log.step(0, 16)
+    assert line is not None
+    # 64 tokens are 16 blocks, for each of them.
+    warning = "16 started requests may grow to 256 blocks, 8.0x the pool (lower max_tokens or max_num_seqs)"
+    assert line.endswith(warning)

@@ -134,4 +134,21 @@ class IntervalLog:
             parts.append(f"Prefix cache hit rate: {local * 100:.1f}%")
         if external is not None:
             parts.append(f"External prefix cache hit rate: {external * 100:.1f}%")
+        if num_preemptions > 0:
+            parts += self._growth_warning()
         return f"{self._name}: " + ", ".join(parts)
+
+    def _growth_warning(self) -> list[str]:
+        """Why there are preemptions, if all that runs, or did, asks for more than the pool has. O(requests)."""
+        manager = self._scheduler.manager
+        started = self._scheduler.running_requests()
+        started += [request for request in self._scheduler.waiting_requests() if request.num_preemptions > 0]
+        num_blocks = 0
+        for request in started:
+            num_tokens = min(request.num_prompt_tokens + request.max_tokens, manager.max_model_len)
+            num_blocks += manager.num_blocks_for(num_tokens, request.num_encoder_tokens)
+        share = num_blocks / manager.num_usable_blocks
+        if share <= 1.0:
+            return []
+        growth = f"{len(started)} started requests may grow to {num_blocks:,} blocks, {share:.1f}x the pool"
+        return [f"{growth} (lower max_tokens or max_num_seqs)"]

@@ -144,13 +144,28 @@ def test_b73_prefix_caching_costs_state_blocks() -> None:
 
 
 def test_b75_layers_count_by_what_each_keeps() -> None:
-    """Layers times one formula would be wrong by the factors that the reports name."""
+    """Six layers of 52 attend, 23 keep a state and the rest nothing: layers times one formula is wrong by 7 times."""
     made = plan("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", kv_cache_memory_bytes=gib(40))
-    naive = 52 * 2 * 128 * 2 * 2 * 262_144
-    assert naive / (made.blocks_per_request * made.bytes_per_block) > 7
+    # Blocks of 2,096 tokens, because a state takes 3 * 6144 * 2 + 64 * 64 * 128 * 4 = 2,134,016 bytes and a token
+    # 2 * 2 heads * 128 * 2 bytes = 1,024. A block is one page of six layers.
+    assert made.bytes_per_block == 6 * 2_096 * 1_024 == 12_877_824
+    # 126 blocks hold 262,144 tokens; four groups of states hold three each.
+    assert made.blocks_per_request == 126 + 4 * 3
+    assert made.num_blocks == 40 * 1024**3 // 12_877_824
+    naive = 52 * 1_024 * 262_144
+    assert naive // (made.blocks_per_request * made.bytes_per_block) == 7
+
+
+def test_b75_latent_and_windowed_layers_to_the_byte() -> None:
     latent = plan(facts("deepseek-ai/DeepSeek-V3", quantized=False), kv_cache_memory_bytes=gib(40))
-    naive = 61 * 128 * 128 * 2 * 2 * 163_840
-    assert naive / (latent.blocks_per_request * latent.bytes_per_block) > 50
+    # 512 latent and 64 rotary values of 2 bytes a token and layer, instead of 128 heads with 128 + 128.
+    assert (latent.bytes_per_block, latent.blocks_per_request) == (61 * 16 * 576 * 2, 163_840 // 16)
+    windowed = plan("google/gemma-2-9b", kv_cache_memory_bytes=gib(40))
+    # 21 layers attend to everything and 21 to 4,096 tokens: a block is a page of 21 layers, 2 * 8 heads * 256 values.
+    assert windowed.bytes_per_block == 21 * 16 * 2 * 8 * 256 * 2
+    # 8,192 tokens are 512 blocks. The window keeps no fewer: 4,095 tokens before the 8,192 that may be in flight, cut
+    # to the length of the model, and a block more where it begins inside one.
+    assert windowed.blocks_per_request == 512 + 513
 
 
 def test_b75_shared_and_missing_caches_are_not_counted() -> None:
