@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from kvledger.cli.replay_options import parse_bytes, parse_number, parse_whole
+from kvledger.cli.numbers import parse_bytes, parse_number, parse_whole
 from kvledger.errors import wrong_value
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
+from kvledger.cli.numbers import parse_bytes, parse_length, parse_number, parse_whole
 from kvledger.errors import wrong_value
 
 if TYPE_CHECKING:
@@ -64,40 +65,86 @@ def plan(
         typer.Option(help="Card, or one for each pipeline stage: H100, or A100-40GB,A100.", rich_help_panel=CARD),
     ] = None,
     max_model_len: Annotated[
-        str | None, typer.Option(help="Longest request: 32768, 32k, or auto.", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(
+            parser=parse_length, metavar="N", help="Longest request: 32768, 32k, or auto.", rich_help_panel=ENGINE
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.", rich_help_panel=ENGINE)] = "auto",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="auto, bfloat16, float16, fp8, fp8_e4m3, ...", rich_help_panel=ENGINE)
     ] = "auto",
-    block_size: Annotated[int | None, typer.Option(help="Tokens per block.", rich_help_panel=ENGINE)] = None,
+    block_size: Annotated[
+        int | None, typer.Option(parser=parse_whole, metavar="N", help="Tokens per block.", rich_help_panel=ENGINE)
+    ] = None,
     gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of the card for this engine.", rich_help_panel=ENGINE)
+        float,
+        typer.Option(
+            parser=parse_number, metavar="N", help="Share of the card for this engine.", rich_help_panel=ENGINE
+        ),
     ] = 0.92,
     kv_cache_memory_bytes: Annotated[
-        str | None, typer.Option(help="KV cache of each GPU, instead of a share: 54.6GiB.", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(
+            parser=parse_bytes,
+            metavar="BYTES",
+            help="KV cache of each GPU, instead of a share: 54.6GiB.",
+            rich_help_panel=ENGINE,
+        ),
     ] = None,
     num_gpu_blocks_override: Annotated[
-        int | None, typer.Option(help="Blocks to use instead of the computed number.", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(
+            parser=parse_whole,
+            metavar="N",
+            help="Blocks to use instead of the computed number.",
+            rich_help_panel=ENGINE,
+        ),
     ] = None,
     max_num_batched_tokens: Annotated[
-        str | None, typer.Option(help="Tokens of one step.", rich_help_panel=ENGINE)
+        int | None, typer.Option(parser=parse_whole, metavar="N", help="Tokens of one step.", rich_help_panel=ENGINE)
     ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Requests of one step.", rich_help_panel=ENGINE)] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(parser=parse_whole, metavar="N", help="Requests of one step.", rich_help_panel=ENGINE)
+    ] = None,
     tensor_parallel_size: Annotated[
         int,
         typer.Option(
-            "--tensor-parallel-size", "--tp", "-tp", help="Ranks that share each layer.", rich_help_panel=ENGINE
+            "--tensor-parallel-size",
+            "--tp",
+            "-tp",
+            parser=parse_whole,
+            metavar="N",
+            help="Ranks that share each layer.",
+            rich_help_panel=ENGINE,
         ),
     ] = 1,
     pipeline_parallel_size: Annotated[
-        int, typer.Option("--pipeline-parallel-size", "--pp", "-pp", help="Stages of layers.", rich_help_panel=ENGINE)
+        int,
+        typer.Option(
+            "--pipeline-parallel-size",
+            "--pp",
+            "-pp",
+            parser=parse_whole,
+            metavar="N",
+            help="Stages of layers.",
+            rich_help_panel=ENGINE,
+        ),
     ] = 1,
     pp_layer_partition: Annotated[
         str | None, typer.Option(help="Layers of each stage: 16,32.", rich_help_panel=ENGINE)
     ] = None,
     data_parallel_size: Annotated[
-        int, typer.Option("--data-parallel-size", "--dp", "-dp", help="Replicas.", rich_help_panel=ENGINE)
+        int,
+        typer.Option(
+            "--data-parallel-size",
+            "--dp",
+            "-dp",
+            parser=parse_whole,
+            metavar="N",
+            help="Replicas.",
+            rich_help_panel=ENGINE,
+        ),
     ] = 1,
     decode_context_parallel_size: Annotated[
         int,
@@ -105,6 +152,8 @@ def plan(
             "--decode-context-parallel-size",
             "--dcp",
             "-dcp",
+            parser=parse_whole,
+            metavar="N",
             help="Ranks that share a request's tokens.",
             rich_help_panel=ENGINE,
         ),
@@ -130,19 +179,42 @@ def plan(
     ] = "server",
     vllm_version: Annotated[str, typer.Option(help="0.33 or 0.32.", rich_help_panel=ENGINE)] = "0.33",
     gpu_memory_gib: Annotated[
-        float | None, typer.Option(help="Measured: bytes that CUDA reports, in GiB.", rich_help_panel=CARD)
+        float | None,
+        typer.Option(
+            parser=parse_number, metavar="N", help="Measured: bytes that CUDA reports, in GiB.", rich_help_panel=CARD
+        ),
     ] = None,
-    weights_gib: Annotated[float | None, typer.Option(help="Measured: weights of a GPU.", rich_help_panel=CARD)] = None,
+    weights_gib: Annotated[
+        float | None,
+        typer.Option(parser=parse_number, metavar="N", help="Measured: weights of a GPU.", rich_help_panel=CARD),
+    ] = None,
     activation_gib: Annotated[
-        float | None, typer.Option(help="Measured: activation peak.", rich_help_panel=CARD)
+        float | None,
+        typer.Option(parser=parse_number, metavar="N", help="Measured: activation peak.", rich_help_panel=CARD),
     ] = None,
-    cuda_graphs_gib: Annotated[float | None, typer.Option(help="Measured: CUDA graphs.", rich_help_panel=CARD)] = None,
-    other_gib: Annotated[float | None, typer.Option(help="Measured: everything else.", rich_help_panel=CARD)] = None,
+    cuda_graphs_gib: Annotated[
+        float | None,
+        typer.Option(parser=parse_number, metavar="N", help="Measured: CUDA graphs.", rich_help_panel=CARD),
+    ] = None,
+    other_gib: Annotated[
+        float | None,
+        typer.Option(parser=parse_number, metavar="N", help="Measured: everything else.", rich_help_panel=CARD),
+    ] = None,
     from_log: Annotated[
         str | None, typer.Option(help="A vLLM start-up log to explain; - for standard input.", rich_help_panel=CARD)
     ] = None,
-    prompt: Annotated[int, typer.Option(help="Prompt tokens of a typical request.", rich_help_panel=OUTPUT)] = 2000,
-    output: Annotated[int, typer.Option(help="Output tokens of a typical request.", rich_help_panel=OUTPUT)] = 500,
+    prompt: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole, metavar="N", help="Prompt tokens of a typical request.", rich_help_panel=OUTPUT
+        ),
+    ] = 2000,
+    output: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole, metavar="N", help="Output tokens of a typical request.", rich_help_panel=OUTPUT
+        ),
+    ] = 500,
     sweep: Annotated[
         str | None,
         typer.Option(help="A table over one option: gpu, max-model-len=8k,32k, ...", rich_help_panel=OUTPUT),
@@ -156,7 +228,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     from kvledger.plan.ask import Asked
-    from kvledger.plan.counts import parse_count, parse_counts, parse_length
+    from kvledger.plan.counts import parse_counts
     from kvledger.plan.memory import MeasuredMemory
     from kvledger.plan.options import EngineOptions
 
@@ -165,14 +237,14 @@ def plan(
     if prompt < 0 or output < 0 or prompt + output < 1:
         raise wrong_value("--prompt", prompt, f"with --output {output} it makes no request", "give at least one token")
     options = EngineOptions(
-        None if max_model_len is None else parse_length("--max-model-len", max_model_len),
+        max_model_len,
         dtype,
         kv_cache_dtype,
         block_size,
         gpu_memory_utilization,
-        None if kv_cache_memory_bytes is None else parse_count("--kv-cache-memory-bytes", kv_cache_memory_bytes),
+        kv_cache_memory_bytes,
         num_gpu_blocks_override,
-        None if max_num_batched_tokens is None else parse_count("--max-num-batched-tokens", max_num_batched_tokens),
+        max_num_batched_tokens,
         max_num_seqs,
         tensor_parallel_size,
         pipeline_parallel_size,

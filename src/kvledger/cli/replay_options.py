@@ -1,18 +1,13 @@
 """The options of `kvledger replay`: one field an option, with its default, its help and what typer checks."""
 
-import re
 from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Final, Literal
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
+from kvledger.cli.numbers import parse_bytes, parse_number, parse_whole
 from kvledger.errors import wrong_value
-
-_BYTE_UNITS: Final = {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
 
 # Option -> (least, most) of whole numbers. A pool of the most blocks takes several GB of this machine's memory.
 _RANGES: Final = {
@@ -24,6 +19,7 @@ _RANGES: Final = {
     "block_size": (1, 1 << 20),
     "max_model_len": (2, 1 << 40),
     "remember_evictions": (0, 1 << 30),
+    "memory": (1, 1 << 60),
     "kv_cache_memory_bytes": (1, 1 << 60),
     "drafts": (0, 1 << 10),
     "retention_interval": (0, 1 << 40),
@@ -40,31 +36,6 @@ _ABOVE_ZERO: Final = ("speed_up", "peak_tflops", "bandwidth", "num_parameters")
 _NOT_NEGATIVE: Final = ("session_gap", "step_overhead", "log_interval")
 
 Dtype = Literal["bfloat16", "float16", "float32", "fp8", "int8"]
-
-
-def parse_bytes(text: str) -> int:
-    """A number of bytes, such as 40GiB or 512MB or 1000000."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    unit = _BYTE_UNITS.get(match.group(2).upper()) if match else None
-    if match is None or unit is None:
-        raise BadParameter(f"{text!r} is not a number of bytes, such as 40GiB, 512MB or 1000000.")
-    return int(float(match.group(1)) * unit)
-
-
-def parse_whole(text: str) -> int:
-    """A whole number. typer's own message would not name the value."""
-    try:
-        return int(text)
-    except ValueError:
-        raise BadParameter(f"{text!r} is not a whole number.") from None
-
-
-def parse_number(text: str) -> float:
-    """A number with or without decimals."""
-    try:
-        return float(text)
-    except ValueError:
-        raise BadParameter(f"{text!r} is not a number.") from None
 
 
 @dataclass(frozen=True)

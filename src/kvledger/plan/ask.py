@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.facts import model_facts
 from kvledger.models.sources import load_model
-from kvledger.plan.counts import parse_count, parse_length
+from kvledger.plan.counts import parse_count, parse_length, parse_number
 from kvledger.plan.gpus import find_gpu
 from kvledger.plan.logs import LogFacts
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
@@ -113,7 +113,9 @@ def swept(asked: Asked, key: str, value: str) -> Asked:
         "pipeline-parallel-size": lambda: replace(
             options, pipeline_parallel_size=parse_count("--pipeline-parallel-size", value)
         ),
-        "gpu-memory-utilization": lambda: replace(options, gpu_memory_utilization=float(value)),
+        "gpu-memory-utilization": lambda: replace(
+            options, gpu_memory_utilization=parse_number("--gpu-memory-utilization", value)
+        ),
         "kv-cache-dtype": lambda: replace(options, kv_cache_dtype=value),
         "block-size": lambda: replace(options, block_size=parse_count("--block-size", value)),
         "max-num-batched-tokens": lambda: replace(

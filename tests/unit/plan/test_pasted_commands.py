@@ -4,7 +4,6 @@ import pytest
 
 from kvledger.errors import ConfigError
 from kvledger.plan.command_line import parse_pasted
-from kvledger.plan.counts import parse_count, parse_length
 
 
 def test_serve_line_keeps_what_concerns_memory() -> None:
@@ -46,32 +45,3 @@ def test_what_is_not_modelled_is_said() -> None:
 def test_line_that_is_no_engine_is_refused(line: str) -> None:
     with pytest.raises(ConfigError):
         parse_pasted(line.split())
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("32768", 32768),
-        ("32k", 32_000),
-        ("32K", 32_768),
-        ("25.6k", 25_600),
-        ("54.6GiB", 58_626_303_590),
-        ("1,000", 1000),
-    ],
-)
-def test_numbers_as_people_write_them(text: str, value: int) -> None:
-    if text == "54.6GiB":
-        with pytest.raises(ConfigError, match="whole"):
-            parse_count("--x", text)
-    else:
-        assert parse_count("--x", text) == value
-
-
-def test_length_may_be_automatic() -> None:
-    assert parse_length("--max-model-len", "auto") == parse_length("--max-model-len", "-1") == -1
-
-
-@pytest.mark.parametrize("text", ["many", "-3", "3q", ""])
-def test_other_text_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match="32K"):
-        parse_count("--max-model-len", text)
