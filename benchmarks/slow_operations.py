@@ -30,6 +30,7 @@ HOT = (
     "groups/base",
     "groups/full_attention",
     "scheduler/running_pass",
+    "scheduler/returning_pass",
     "scheduler/step",
     "scheduler/scheduler",
     "tables/block_table",

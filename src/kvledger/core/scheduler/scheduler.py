@@ -24,6 +24,7 @@ from kvledger.core.scheduler.config import SchedulerConfig
 from kvledger.core.scheduler.explain import Explainer
 from kvledger.core.scheduler.external import ExternalKVSource
 from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
+from kvledger.core.scheduler.returning_pass import ReturningPass
 from kvledger.core.scheduler.running_pass import RunningPass
 from kvledger.core.scheduler.state import SchedulerState
 from kvledger.core.scheduler.step import StepBuilder
@@ -58,9 +59,9 @@ class Scheduler:
         self._accounting: Final = accounting
         self._running_pass: Final = RunningPass(self._state)
         self._waiting_pass: Final = WaitingPass(self._state, external_source)
+        self._returning_pass: Final = ReturningPass(self._state)
         self._explainer: Final = Explainer(self._state)
         self._step: int = 0
-        self._in_flight: list[SchedulerOutput] = []
 
     # What is there
 
@@ -219,8 +220,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Puts the next step together. RequestError when max_steps_in_flight steps are out already."""
-        if len(self._in_flight) >= self.config.max_steps_in_flight:
-            raise RequestError(f"{len(self._in_flight)} steps are in flight; call update_from_output first")
+        if len(self._state.in_flight) >= self.config.max_steps_in_flight:
+            raise RequestError(f"{len(self._state.in_flight)} steps are in flight; call update_from_output first")
         self._step += 1
         self.manager.start_step()
         state = self._state
@@ -248,64 +249,21 @@ class Scheduler:
         self._fill_rows(output)
         if self._accounting is not None:
             self._accounting.close_step(output)
-        self._in_flight.append(output)
+        self._state.in_flight.append(output)
         return output
 
     def update_from_output(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
         """Closes the oldest step in flight. sampled_token_ids[i] belongs to output.request_ids[i]: the sampled tokens,
         accepted drafts first; empty for a prompt that is not through. Returns what requests gained, in that order.
         """
-        self._require_one_a_row(output, len(sampled_token_ids))
-        self._require_few_tokens(output, sampled_token_ids)
-        self._close(output)
-        outputs: list[RequestOutput] = []
-        any_finished = False
-        for row, request in enumerate(output.requests):
-            gained = self._settle(output, row, request, sampled_token_ids[row])
-            if gained is not None:
-                outputs.append(gained)
-                any_finished = any_finished or gained.finish is not None
-        if any_finished:
-            self._state.sweep_running()
-        return outputs
+        return self._returning_pass.take(output, sampled_token_ids)
 
     def update_from_tokens(self, output: SchedulerOutput, token_ids: list[int]) -> StepEnd:
         """update_from_output for a step in which each request samples one token, without an object per request.
 
         token_ids[i] belongs to output.request_ids[i]; -1 for a prompt that is not through.
         """
-        self._require_one_a_row(output, len(token_ids))
-        self._close(output)
-        # Nothing was drafted and nothing is awaited: a token that comes back is only appended.
-        is_plain = self.config.max_steps_in_flight == 1 and not output.draft_token_ids
-        num_scheduled = output.num_scheduled_tokens
-        max_model_len = self.manager.max_model_len
-        end = StepEnd()
-        for row, request in enumerate(output.requests):
-            token_id = token_ids[row]
-            if is_plain and token_id >= 0 and request.status is RequestStatus.RUNNING and request.num_stale_tokens == 0:
-                request.num_in_flight_tokens -= i64(num_scheduled[row])
-                request.append_token(token_id)
-                num_tokens = request.num_tokens
-                if (
-                    not request.stop_token_ids
-                    and num_tokens < max_model_len
-                    and num_tokens - request.num_prompt_tokens < request.max_tokens
-                ):
-                    continue
-                finish = self._finish_status(request, token_id)
-                if finish is not None:
-                    self._state.finish(request, finish)
-                    end.finished.append(RequestOutput(request.request_id, [token_id], finish))
-                continue
-            gained = self._settle(output, row, request, [token_id] if token_id >= 0 else [])
-            if gained is None and token_id >= 0:
-                end.dropped_rows.append(row)
-            if gained is not None and gained.finish is not None:
-                end.finished.append(gained)
-        if end.finished:
-            self._state.sweep_running()
-        return end
+        return self._returning_pass.take_one_a_row(output, token_ids)
 
     def fail_step(self, output: SchedulerOutput) -> list[str]:
         """Closes the oldest step in flight, which the workers did not compute. Returns who ended by that.
@@ -315,12 +273,10 @@ class Scheduler:
         are cached when they are scheduled; so all others that run start over. The next step repeats what this one said
         of rows to drop. A step scheduled on top of it has failed too.
         """
-        self._require_one_a_row(output, len(output.requests))
-        self._close(output)
+        self._returning_pass.require_oldest(output)
         state = self._state
         failed = [request for request in output.requests if request.status is RequestStatus.RUNNING]
-        for row, request in enumerate(output.requests):
-            self._settle(output, row, request, [])
+        self._returning_pass.drop(output)
         failed += [
             request
             for request in state.waiting_holders.requests()
@@ -372,84 +328,6 @@ class Scheduler:
                 if num_drafts > 0:
                     request.draft_token_ids = [-1] * num_drafts
 
-    def _close(self, output: SchedulerOutput) -> None:
-        """The step is no longer in flight, and its copies are made."""
-        del self._in_flight[0]
-        if output.block_copies:
-            self.manager.release_block_copies(output.block_copies)
-
-    def _settle(self, output: SchedulerOutput, row: int, request: Request, sampled: list[int]) -> RequestOutput | None:
-        """What one row of a step that came back means for its request; None when it gains nothing."""
-        num_tokens = int(output.num_scheduled_tokens[row])
-        request.num_in_flight_tokens -= num_tokens
-        is_stale = request.num_stale_tokens > 0
-        if is_stale:
-            request.num_stale_tokens -= num_tokens
-        if not sampled or request.is_finished or (is_stale and request.drops_stale_output):
-            return None
-        if output.draft_token_ids and self._accounting is not None:
-            self._accounting.verify_drafts(request, output.draft_token_ids.get(request.request_id), len(sampled))
-        if output.draft_token_ids and not is_stale:
-            self._take_back_rejected(output, request, len(sampled))
-        return self._take_tokens(request, sampled, is_stale)
-
-    def _take_back_rejected(self, output: SchedulerOutput, request: Request, num_sampled: int) -> None:
-        drafts = output.draft_token_ids.get(request.request_id)
-        if drafts is None:
-            return
-        num_rejected = len(drafts) - (num_sampled - 1)
-        if request.num_computed_tokens > 0:
-            request.num_computed_tokens -= num_rejected
-        if request.num_output_placeholders > 0:
-            request.num_output_placeholders -= num_rejected
-
-    def _take_tokens(self, request: Request, sampled: list[int], is_stale: bool) -> RequestOutput:
-        """Appends sampled tokens up to a stop; caches what became certain when steps overlap."""
-        finish: RequestStatus | None = None
-        num_taken = 0
-        for token_id in sampled:
-            request.append_token(token_id)
-            num_taken += 1
-            finish = self._finish_status(request, token_id)
-            if finish is not None:
-                break
-        if self.config.max_steps_in_flight > 1:
-            if not is_stale:
-                request.num_output_placeholders -= num_taken
-            if request.status is RequestStatus.RUNNING:
-                self.manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
-        if finish is not None:
-            self._state.finish(request, finish)
-        taken = sampled if num_taken == len(sampled) else sampled[:num_taken]
-        return RequestOutput(request.request_id, taken, finish)
-
-    def _finish_status(self, request: Request, token_id: int) -> RequestStatus | None:
-        if request.stop_token_ids and token_id in request.stop_token_ids:
-            return RequestStatus.FINISHED_STOPPED
-        if request.num_tokens >= self.manager.max_model_len or request.num_output_tokens >= request.max_tokens:
-            return RequestStatus.FINISHED_LENGTH
-        return None
-
     def _require_unused(self, request_id: str) -> None:
         if request_id in self._state.requests or request_id in self._state.loads.orphans:
             raise RequestError(f"request_id={request_id!r}: in use; ids must be unique while a request lives")
-
-    def _require_one_a_row(self, output: SchedulerOutput, num_given: int) -> None:
-        if not self._in_flight or self._in_flight[0] is not output:
-            raise RequestError(f"step {output.step} is not the oldest step in flight; steps come back in order")
-        if num_given != len(output.requests):
-            raise RequestError(
-                f"step {output.step}: sampled tokens for {num_given} requests, but {len(output.requests)} were "
-                "scheduled; give one entry for each of output.request_ids"
-            )
-
-    def _require_few_tokens(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> None:
-        for index, sampled in enumerate(sampled_token_ids):
-            if len(sampled) > 1:
-                request_id = output.request_ids[index]
-                num_drafts = len(output.draft_token_ids.get(request_id, []))
-                if len(sampled) > 1 + num_drafts:
-                    raise RequestError(
-                        f"sampled_token_ids[{index}]: {len(sampled)} tokens for request {request_id!r}, which verified "
-                        f"{num_drafts} drafts; at most one more than that can come back"
-                    )

@@ -15,6 +15,7 @@ from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.accounting import RequestAccounting
 from kvledger.core.scheduler.config import SchedulerConfig
 from kvledger.core.scheduler.external import ExternalLoads
+from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.core.scheduler.queues import make_request_queue
 from kvledger.core.scheduler.wait_log import WaitLog
 from kvledger.errors import RequestTooLargeError, require
@@ -38,6 +39,8 @@ class SchedulerState:
         self.loads: Final = ExternalLoads(config.external_lease_steps)
         # Forked and running, but not yet sent to the workers.
         self.forked_ids: Final[set[str]] = set()
+        # Steps that the workers have not given back yet, the oldest first.
+        self.in_flight: Final[list[SchedulerOutput]] = []
         self.wait_log: Final = WaitLog()
         self.preempted_ids: list[str] = []
         self.finished_ids: list[str] = []
