@@ -79,7 +79,7 @@ def test_looking_up_the_entry_point_does_not_import_vllm() -> None:
     assert result.stdout == "False False\n"
 
 
-@pytest.mark.parametrize("value", [None, "", "0"])
+@pytest.mark.parametrize("value", [None, "", "0", "false", "no", "off", "False", "OFF "])
 def test_an_installed_kvledger_changes_nothing(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     if value is not None:
@@ -87,6 +87,15 @@ def test_an_installed_kvledger_changes_nothing(value: str | None, monkeypatch: p
     before = scheduler.Scheduler.__init__
     register()
     assert scheduler.Scheduler.__init__ is before
+
+
+@pytest.mark.parametrize("value", ["1", "true", "yes", "on", "force", "FORCE"])
+def test_the_switch_is_on(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler.Scheduler, "__init__", scheduler.Scheduler.__init__)
+    monkeypatch.setenv(SWITCH, value)
+    before = scheduler.Scheduler.__init__
+    register()
+    assert scheduler.Scheduler.__init__ is not before
 
 
 def test_registering_twice_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +173,27 @@ def test_a_spec_of_somebody_else_is_not_served() -> None:
     config.kv_cache_groups[0].kv_cache_spec = MySpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float16)
     with pytest.raises(NotServedError, match="MySpec"):
         VllmKVCacheManager.for_engine(engine(), {**arguments(FULL), "kv_cache_config": config})
+
+
+def test_a_spec_with_a_field_that_is_not_what_it_should_be_is_not_served(log: list[str]) -> None:
+    config = STATES.their_config(20)
+    states = config.kv_cache_groups[1]
+    states.kv_cache_spec = replace(states.kv_cache_spec, shapes=(1, 4), dtypes=(torch.float32, torch.float32))
+    with ledger_in_place(engine()):
+        made = scheduler.KVCacheManager(**{**arguments(STATES), "kv_cache_config": config})
+    assert type(made) is KVCacheManager
+    assert "does not serve this MambaSpec ('int' object is not iterable)" in log[0]
+
+
+def test_a_retention_interval_that_no_group_heeds_is_refused_by_vllm() -> None:
+    config = replace(FULL.their_config(20), prefix_cache_retention_interval=4)
+    with ledger_in_place(engine()), pytest.raises(ValueError, match="no sliding-window or Mamba KV cache group"):
+        scheduler.KVCacheManager(**{**arguments(FULL), "kv_cache_config": config})
+    for layout, interval in ((FULL, 0), (WINDOW, 8), (STATES, 4)):
+        config = replace(layout.their_config(20), prefix_cache_retention_interval=interval)
+        with ledger_in_place(engine()):
+            made = scheduler.KVCacheManager(**{**arguments(layout), "kv_cache_config": config})
+        assert isinstance(made, VllmKVCacheManager)
 
 
 def test_groups_that_only_vllm_tells_apart_are_not_served() -> None:

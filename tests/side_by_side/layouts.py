@@ -174,6 +174,7 @@ MODEL_LAYOUTS = (
     ),
     Layout("checkpoints of several states", (FULL4, *[Group("mamba_align", 16, checkpoint_alignment=4)] * 2)),
     Layout("jamba, not cached", (FULL4, Group("mamba_none", 256), Group("mamba_none", 256)), enable_caching=False),
+    Layout("states in small blocks, not cached", (FULL4, Group("mamba_none", 8)), enable_caching=False),
     Layout("whisper", (FULL4, Group("cross", 4)), enable_caching=False),
     Layout("gemma 4, mixed block sizes", (Group("full", 4), Group("window", 8, window=16))),
     Layout("mixed block sizes, window finer", (Group("full", 16), Group("window", 4, window=12))),

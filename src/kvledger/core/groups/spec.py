@@ -327,10 +327,11 @@ class SlidingWindowMLASpec(MLAAttentionSpec):
 class MambaSpec(KVCacheSpec):
     """A recurrent state: tensors of `shapes` and `dtypes`, one set a block (Mamba, Mamba-2, gated delta nets, KDA).
 
-    `mamba_cache_mode` "none": one state a request, nothing is shared. "align": states are kept at block boundaries
-    so that prefixes can be reused; a request then holds the running state, the last boundary and
-    `num_prefill_checkpoint_blocks` that one prefill step writes on its way, at multiples of
-    `prefill_checkpoint_alignment` tokens from its start (0: nowhere). `num_speculative_blocks`: drafts.
+    `mamba_cache_mode` "none": one state a request, nothing is shared; a block spans max_model_len tokens then, as
+    smaller ones are taken for every step. "align": states are kept at block boundaries so that prefixes can be reused;
+    a request then holds the running state, the last boundary and `num_prefill_checkpoint_blocks` that one prefill step
+    writes on its way, at multiples of `prefill_checkpoint_alignment` tokens from its start (0: nowhere).
+    `num_speculative_blocks`: drafts.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -381,7 +382,8 @@ class MambaSpec(KVCacheSpec):
     def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
         if self.mamba_cache_mode == "align":
             return 2 + self.num_speculative_blocks + self.num_prefill_checkpoint_blocks
-        return 1 + self.num_speculative_blocks
+        # A step has a block for each block_size of its tokens; vLLM's blocks have max_model_len of them in this mode.
+        return cdiv(max_model_len, self.block_size) + self.num_speculative_blocks
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """vLLM runs on the ledger: a plugin that puts an adapter in the place of vLLM's KVCacheManager.
 
-    KVLEDGER_VLLM=1 vllm serve ...                                        # or, in code:
-    LLM(..., scheduler_cls="kvledger.integrations.vllm.Scheduler")        # AsyncScheduler for async scheduling
+    KVLEDGER_VLLM=1 vllm serve ...                                          # or, in code:
+    LLM(..., scheduler_cls="kvledger.integrations.vllm.AsyncScheduler")     # Scheduler without async scheduling
 
     plugin.py      the entry point that vLLM calls in each of its processes; what is served and what is left to vLLM
     manager.py     the adapter: vLLM's calls and requests in, vLLM's results out

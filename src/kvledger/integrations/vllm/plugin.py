@@ -10,14 +10,19 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
 
-# Unset or 0: off. 1: on. force: on, whatever the version of vLLM.
+# Unset: off, like the words below. force: on, whatever the version of vLLM. Anything else: on.
 SWITCH: Final = "KVLEDGER_VLLM"
+_OFF: Final = ("", "0", "false", "no", "off")
 
 
 def register() -> None:
     """Called by vLLM for every plugin that is installed. Does nothing unless the switch is on."""
-    if os.environ.get(SWITCH, "0") not in ("", "0"):
+    if _setting() not in _OFF:
         install()
+
+
+def _setting() -> str:
+    return os.environ.get(SWITCH, "").strip().lower()
 
 
 def install() -> None:
@@ -66,7 +71,7 @@ def _maker(vllm_config: Any, theirs: Any) -> Callable[..., Any]:
 
     def make_manager(**arguments: Any) -> Any:
         try:
-            require_version(vllm.__version__, force=os.environ.get(SWITCH) == "force")
+            require_version(vllm.__version__, force=_setting() == "force")
             manager = VllmKVCacheManager.for_engine(vllm_config, arguments)
         except NotServedError as reason:
             logger.warning("vLLM's own KVCacheManager is used, because kvledger does not serve %s", reason)

@@ -19,6 +19,8 @@ from kvledger.integrations.vllm.served import NotServedError, as_not_served
 
 # An encoder's length is not in vLLM's spec; it asks for the slots of each request, and so this bound never matters.
 _ANY_ENCODER_LENGTH: Final = 1 << 40
+# What vLLM keeps less of when a retention interval is set.
+_SPARSE: Final = (vllm_specs.SlidingWindowSpec, vllm_specs.MambaSpec)
 _DTYPE_OF_SIZE: Final = {1: "uint8", 2: "float16", 4: "float32"}
 
 
@@ -28,6 +30,8 @@ def our_config(theirs: Any, context_parallel_size: int) -> KVCacheConfig:
         raise NotServedError("no layer keeps a KV cache")
     groups = tuple(our_group(group) for group in theirs.kv_cache_groups)
     their_specs = [group.kv_cache_spec for group in theirs.kv_cache_groups]
+    if theirs.prefix_cache_retention_interval and not any(isinstance(spec, _SPARSE) for spec in their_specs):
+        raise NotServedError("a prefix_cache_retention_interval that no group heeds, which vLLM refuses")
     _require_equal_alike(their_specs, [group.spec for group in groups])
     for group, spec in zip(groups, their_specs, strict=True):
         if context_parallel_size > 1 and spec.dcp_sharded != group.spec.shards_over_context:
@@ -58,6 +62,9 @@ def our_spec(theirs: Any) -> KVCacheSpec:
         return convert(theirs)
     except KVLedgerError as error:
         raise as_not_served(error)
+    except (TypeError, ValueError, AttributeError) as error:
+        # A field that does not hold what vLLM's own model code puts there.
+        raise NotServedError(f"this {type(theirs).__name__} ({error})") from error
 
 
 def _require_equal_alike(theirs: Sequence[Any], converted: Sequence[KVCacheSpec]) -> None:
