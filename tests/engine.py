@@ -66,9 +66,13 @@ class Worker:
         self.block_size = block_size
         self.rows: dict[str, Row] = {}
         self.slots: dict[tuple[int, int], int] = {}
+        # Whether loads have failed that the scheduler does not know of. What is computed on them is garbage then.
+        self.may_be_wrong = False
+        self.num_garbage = 0
 
-    def execute(self, output: SchedulerOutput, accept: Callable[[str, int], int]) -> list[list[int]]:
-        """Runs a step. accept(request id, number of drafts): how many of the drafts turn out right."""
+    def execute(self, output: SchedulerOutput, accept: Callable[[str, int], int]) -> tuple[list[list[int]], set[str]]:
+        """Runs a step. accept(request id, number of drafts): how many of the drafts turn out right. Returns what was
+        sampled, and who computed on what is not its own content."""
         for request_id in output.preempted_request_ids + output.finished_request_ids:
             self.rows.pop(request_id, None)
         salts = {request.request_id: request.cache_salt for request in output.requests}
@@ -87,13 +91,28 @@ class Worker:
                 if (copy.source_block_id, offset) in self.slots:
                     self.slots[copy.target_block_id, offset] = self.slots[copy.source_block_id, offset]
         plans = [self._plan(output, index) for index in range(len(output.request_ids))]
+        wrong: set[str] = set()
         for request_id, start, token_ids in plans:  # a layer writes the values of all rows, then attention reads
-            self.write(self.rows[request_id], token_ids, start, len(token_ids))
+            row = self.rows[request_id]
+            if self.may_be_wrong and not self._is_right(row, token_ids[:start]):
+                wrong.add(request_id)
+                self.spoil(row, start, len(token_ids))
+            else:
+                self.write(row, token_ids, start, len(token_ids))
         sampled: list[list[int]] = []
         for request_id, _, token_ids in plans:
-            self.read(request_id, token_ids)
+            if request_id not in wrong:
+                self.read(request_id, token_ids)
             sampled.append(self._sample(request_id, len(token_ids), accept))
-        return sampled
+        return sampled, wrong
+
+    def spoil(self, row: Row, start: int, end: int) -> None:
+        for position in range(start, end):
+            self.num_garbage -= 1
+            self.slots[self._slot(row, position)] = self.num_garbage
+
+    def _is_right(self, row: Row, token_ids: list[int]) -> bool:
+        return all(self.slots.get(self._slot(row, at)) == name for at, name in enumerate(row.names(token_ids)))
 
     def write(self, row: Row, token_ids: list[int], start: int, end: int) -> None:
         names = row.names(token_ids)
@@ -141,6 +160,8 @@ class Source(ExternalKVSource):
         self.lookups: list[str] = []
         self.taken: dict[str, int] = {}
         self.block_ids: dict[str, list[int]] = {}
+        # Synchronous loads that will fail: how many of the request's tokens have values.
+        self.failing: dict[str, int] = {}
 
     def lookup(self, request: Request, num_local_tokens: int) -> ExternalHit | None:
         self.lookups.append(request.request_id)
@@ -164,6 +185,7 @@ class Engine:
         watermark: float = 0.0,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 256,
+        with_source: bool = True,
         **options: Any,
     ) -> None:
         self.journal = Journal()
@@ -176,7 +198,7 @@ class Engine:
         self.source = Source()
         self.accounts: dict[str, RequestAccount] = {}
         self.accounting = RequestAccounting(self.manager, self.clock, self.take_account)
-        self.scheduler = Scheduler(self.manager, self.config, self.source, self.accounting)
+        self.scheduler = Scheduler(self.manager, self.config, self.source if with_source else None, self.accounting)
         self.stall_detector = StallDetector(self.scheduler, max_steps=30)
         self.wait_checker = WaitChecker(self.scheduler)
         self.account_checker = AccountChecker(self.scheduler, self.accounting)
@@ -184,9 +206,14 @@ class Engine:
         self.tables = BlockTables(self.manager.config.groups, max_num_seqs, max_model_len)
         self.usable = usable
         self.finished: dict[str, str] = {}
+        # Who started over when loads failed the last time.
+        self.restarted: list[str] = []
         self.tokens: dict[str, list[int]] = {}
         self.preemptions: dict[str, int] = {}
         self.in_flight: list[tuple[SchedulerOutput, list[list[int]]]] = []
+        # Of steps in flight: synchronous loads that failed, and who computed on what is not there.
+        self.failed_loads: dict[int, dict[str, int]] = {}
+        self.wrong_rows: dict[int, set[str]] = {}
 
     def clock(self) -> float:
         """Ten seconds a step, from 0 before the first one."""
@@ -219,7 +246,9 @@ class Engine:
         self.wait_checker.check(output)
         self.account_checker.scheduled(output)
         self.stall_detector.watch(output)
-        self.in_flight.append((output, self.worker.execute(output, accept)))
+        self.worker.may_be_wrong = any(self.failed_loads.values())
+        sampled, self.wrong_rows[output.step] = self.worker.execute(output, accept)
+        self.in_flight.append((output, sampled))
         self.check()
         return output
 
@@ -229,8 +258,14 @@ class Engine:
         # Both doors in turns, which must not differ.
         is_flat = output.step % 2 == 0 and all(len(tokens) <= 1 for tokens in sampled)
         update = partial(flat_update, self.scheduler) if is_flat else self.scheduler.update_from_output
+        failed = self.failed_loads.pop(output.step)
+        if failed:
+            self.restarted = self.scheduler.fail_loads(output, failed)
+            self.check()
+        wrong = self.wrong_rows.pop(output.step)
         self.account_checker.returned(output, sampled)
         gains = update(output, sampled)
+        assert wrong.isdisjoint(gained.request_id for gained in gains), "tokens that were computed on nothing"
         for gained in gains:
             self.tokens[gained.request_id] += gained.new_token_ids
             if gained.finish is not None:
@@ -287,11 +322,17 @@ class Engine:
 
     def _load_synchronous(self, output: SchedulerOutput) -> None:
         """What the store promised to deliver within the step."""
+        failed = self.failed_loads[output.step] = {}
         for data in output.new_requests:
             num_external = self.source.taken.pop(data.request_id, 0)
             if num_external > 0:
                 loaded = next(r for r in output.requests if r.request_id == data.request_id)
-                self._write(loaded, data.block_ids[0], data.num_computed_tokens, num_external)
+                end, num_local = data.num_computed_tokens, data.num_computed_tokens - num_external
+                num_valid = min(self.source.failing.pop(data.request_id, end), end)
+                self._write(loaded, data.block_ids[0], num_valid, max(0, num_valid - num_local))
+                if num_valid < end:
+                    failed[data.request_id] = num_valid
+                    self.worker.spoil(Row("", data.block_ids[0], [], 0), max(num_valid, num_local), end)
 
     def _write(self, request: Request, block_ids: list[int], end: int, num_external: int) -> None:
         row = Row(request.cache_salt, block_ids, [], 0)

@@ -55,6 +55,10 @@ class WaitChecker:
             assert shortage.request_id == told.request_id
             assert shortage.num_free == scheduler.manager.num_free_blocks
             assert shortage.num_needed + shortage.num_watermark > shortage.num_free - shortage.num_reserved
+        elif told.reason is R.BLOCKS_IN_FLIGHT:
+            assert told.shortage is not None
+            assert told.shortage.request_id == told.request_id
+            assert any(each.num_in_flight_tokens > 0 for each in scheduler.running_requests())
         elif told.reason is R.BEHIND:
             blocker = scheduler.explain(told.other_id)
             assert blocker is not None

@@ -262,7 +262,7 @@ def test_a_reset_that_preempts_leaves_nobody_considered() -> None:
 
 
 def test_stale_output_is_awaited_and_the_last_token_too() -> None:
-    engine = Engine(4, max_steps_in_flight=2)
+    engine = Engine(4, max_steps_in_flight=2, with_source=False)
     engine.add("a", other(7, 1), max_tokens=4)
     engine.add("b", other(8, 2), max_tokens=4)
     engine.schedule()

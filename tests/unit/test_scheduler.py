@@ -440,7 +440,7 @@ def test_a_padded_decode_waits_for_the_budget() -> None:
 
 
 def test_a_second_step_is_scheduled_before_the_first_is_back() -> None:
-    engine = Engine(8, max_steps_in_flight=2)
+    engine = Engine(8, max_steps_in_flight=2, with_source=False)
     a = engine.add("a", 6, max_tokens=3)
     assert engine.schedule().num_tokens_by_request() == {"a": 6}
     assert a.num_in_flight_tokens == 6
@@ -466,7 +466,7 @@ def test_one_step_in_flight_is_the_default() -> None:
 
 
 def test_output_of_a_step_from_before_a_preemption_is_still_delivered() -> None:
-    engine = Engine(4, max_steps_in_flight=2)
+    engine = Engine(4, max_steps_in_flight=2, with_source=False)
     engine.add("a", 7, max_tokens=6)
     b = engine.add("b", other(7), max_tokens=6)
     engine.schedule()
@@ -483,7 +483,7 @@ def test_output_of_a_step_from_before_a_preemption_is_still_delivered() -> None:
 
 
 def test_output_of_steps_before_a_forced_reset_is_dropped() -> None:
-    engine = Engine(8, max_steps_in_flight=2)
+    engine = Engine(8, max_steps_in_flight=2, with_source=False)
     a = engine.add("a", 6, max_tokens=4)
     engine.schedule()
     engine.schedule()
@@ -499,7 +499,7 @@ def test_output_of_steps_before_a_forced_reset_is_dropped() -> None:
 
 
 def test_drafts_in_two_steps_in_flight_are_placeholders() -> None:
-    engine = Engine(16, max_steps_in_flight=2, num_speculative_tokens=2)
+    engine = Engine(16, max_steps_in_flight=2, with_source=False, num_speculative_tokens=2)
     a = engine.add("a", 6, max_tokens=12)
     engine.schedule()
     output = engine.schedule()
@@ -617,7 +617,7 @@ def test_a_request_that_holds_blocks_cannot_be_added() -> None:
 
 
 def test_steps_come_back_in_order_and_once() -> None:
-    engine = Engine(8, max_steps_in_flight=2)
+    engine = Engine(8, max_steps_in_flight=2, with_source=False)
     engine.add("a", 6)
     first, second = engine.scheduler.schedule(), engine.scheduler.schedule()
     for output in (second, Engine(4).scheduler.schedule()):
@@ -720,6 +720,19 @@ def test_a_lone_decode_is_not_padded_beyond_the_pool() -> None:
     engine.add("b", 11, max_tokens=1)
     engine.run(max_steps=5)
     assert set(engine.finished) == {"a", "b"}
+
+
+def test_a_padded_decode_is_longer_than_the_longest_chunk() -> None:
+    """Each request gets 2 prompt tokens of a step at most, but a decode padded to 1 + 3 is no prompt."""
+    engine = Engine(12, num_speculative_tokens=3, long_prefill_token_threshold=2)
+    engine.add("a", 9, max_tokens=1)
+    engine.run()
+    engine.add("c", other(1), max_tokens=2)
+    engine.step()
+    engine.add("b", 9, max_tokens=1)
+    output = engine.step()
+    assert output.num_tokens_by_request() == {"c": 1, "b": 4}
+    assert output.draft_token_ids == {"b": [-1, -1, -1]}
 
 
 def test_a_chunk_near_the_end_of_a_prompt_is_not_shrunk_to_nothing() -> None:

@@ -125,7 +125,7 @@ class SingleTypeKVCacheManager(ABC):
         num_held = len(held.blocks)
         if num_held > 0:
             return num_wanted - num_held if num_wanted > num_held else 0
-        num_skipped = max(0, self.num_skipped_tokens(ranges.computed_end)) // self.block_size
+        num_skipped = self._num_skipped_blocks(ranges)
         num_blocks = max(num_wanted - max(num_skipped, len(hit)), 0)
         for index in range(num_skipped, len(hit)):
             block = hit[index]
@@ -138,6 +138,10 @@ class SingleTypeKVCacheManager(ABC):
     def num_blocks_alone(self, ranges: SlotRanges) -> int:
         """Blocks that these ranges take of an empty pool. More than the pool has: they fit at no time."""
         return self.num_blocks_to_take(self.make_held(), [], ranges)
+
+    def num_draft_blocks(self, num_tokens: int) -> int:
+        """Blocks for that many tokens of a step with drafts, wherever in a block they begin, less the one begun."""
+        return cdiv(num_tokens, self.block_size)
 
     def ends_inside_block(self, hit: list[KVCacheBlock], local_end: int) -> bool:
         """Whether a hit of local_end tokens ends inside its last block, which must then be copied."""
@@ -154,7 +158,7 @@ class SingleTypeKVCacheManager(ABC):
 
         REQUIRES a request that holds nothing yet.
         """
-        num_skipped = max(0, self.num_skipped_tokens(ranges.computed_end)) // self.block_size
+        num_skipped = self._num_skipped_blocks(ranges)
         blocks = held.blocks
         if num_skipped > 0:
             hit = hit[num_skipped:]
@@ -171,6 +175,22 @@ class SingleTypeKVCacheManager(ABC):
         """Takes the blocks that external tokens will be written to: those that will be read."""
         if ranges.computed_end > max(ranges.local_end, self.num_skipped_tokens(ranges.computed_end)):
             self._extend(held, ranges.computed_end)
+
+    def can_step_back(self) -> bool:
+        """True if a request whose external tokens all arrived can go on a token before their end."""
+        return True
+
+    def num_resumable_tokens(self, held: GroupBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
+        """Where a request can go on, at num_valid_tokens tokens or below, with the blocks that it took for a load of
+        num_loaded_tokens tokens, of which the first num_valid_tokens have values. 0: only from its start.
+
+        What was to be read from the load's end on has blocks; from further back more is read, and written.
+        """
+        first = max(0, self.num_skipped_tokens(num_valid_tokens)) // self.block_size
+        for index in range(first, len(held.blocks)):
+            if held.blocks[index].block_id == 0:
+                return 0  # and the further back it goes, the earlier is what it reads
+        return num_valid_tokens
 
     def take_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> list[KVCacheBlock]:
         """Takes the missing blocks and returns what is new in the table. REQUIRES that they were counted as free."""
@@ -351,6 +371,10 @@ class SingleTypeKVCacheManager(ABC):
         return end
 
     # For subclasses
+
+    def _num_skipped_blocks(self, ranges: SlotRanges) -> int:
+        """Blocks from the start that a request which starts with these ranges will not read."""
+        return max(0, self.num_skipped_tokens(ranges.resume_end)) // self.block_size
 
     def _cache_block(self, block: KVCacheBlock, request: Request, end: int) -> bool:
         """Makes the last of a request's first `end` blocks a hit. False where there is nothing to do."""

@@ -24,6 +24,20 @@ class MambaManager(SingleTypeKVCacheManager):
         """Only the state of the last token is read."""
         return num_computed_tokens - 1
 
+    def num_draft_blocks(self, num_tokens: int) -> int:
+        """Drafts' states have blocks from the start."""
+        return 0
+
+    def can_step_back(self) -> bool:
+        return False
+
+    def num_resumable_tokens(self, held: GroupBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
+        """There is one state, that after all tokens."""
+        return num_valid_tokens if num_valid_tokens == num_loaded_tokens else 0
+
+    def _num_skipped_blocks(self, ranges: SlotRanges) -> int:
+        return max(0, self.num_skipped_tokens(ranges.computed_end)) // self.block_size
+
     def next_release(self, held: GroupBlocks) -> int:
         return (held.num_released_blocks + 1) * self.block_size + 1
 

@@ -23,7 +23,9 @@ class SlotRanges:
     """Positions in tokens from the start of the sequence.
 
     `is_gate`: these are not the ranges of a step but of the whole sequence, to see whether it would fit. `prefill_end`:
-    where the known tokens end that must be computed before the first new token can be sampled.
+    where the known tokens end that must be computed before the first new token can be sampled. `resume_end`: where
+    computing goes on (default: computed_end). That is one token lower when all known tokens are external, because the
+    logits of the last one are needed; what it reads must be kept.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class SlotRanges:
         num_encoder_tokens: int = 0,
         prefill_end: int = 0,
         is_gate: bool = False,
+        resume_end: int = -1,
     ) -> None:
         self.local_end: Final = local_end
         # Not capped to max_model_len: the cache may know more than the model takes.
@@ -44,6 +47,7 @@ class SlotRanges:
         self.num_encoder_tokens: Final = num_encoder_tokens
         self.prefill_end: Final = prefill_end
         self.is_gate: Final = is_gate
+        self.resume_end: Final = computed_end if resume_end < 0 else resume_end
 
     @property
     def num_external(self) -> int:
@@ -54,7 +58,14 @@ class SlotRanges:
         end = min(request.num_tokens, max_model_len)
         computed_end = min(self.computed_end, max_model_len)
         return SlotRanges(
-            self.local_end, computed_end, end, end, self.num_encoder_tokens, self.prefill_end, is_gate=True
+            self.local_end,
+            computed_end,
+            end,
+            end,
+            self.num_encoder_tokens,
+            self.prefill_end,
+            is_gate=True,
+            resume_end=min(self.resume_end, computed_end),
         )
 
 
@@ -62,6 +73,15 @@ def sequence_ranges(num_tokens: int, num_encoder_tokens: int, max_model_len: int
     """A gate for a sequence of which nothing is computed."""
     end = min(num_tokens, max_model_len)
     return SlotRanges(0, 0, end, end, num_encoder_tokens, end, is_gate=True)
+
+
+def remaining_ranges(request: Request, num_drafts: int, max_model_len: int) -> SlotRanges:
+    """A gate for the rest of a request's tokens, with slots for drafts behind them."""
+    start = request.num_computed_tokens
+    end = min(request.num_tokens, max_model_len)
+    return SlotRanges(
+        start, start, end, end + num_drafts, request.num_encoder_tokens, _prefill_end(request), is_gate=True
+    )
 
 
 def growth_ranges(request: Request, new_end: int, slots_end: int) -> SlotRanges:
@@ -78,7 +98,15 @@ def start_ranges(
     computed_end = local_end + num_external
     new_end = min(computed_end, max_model_len) + num_new
     slots_end = min(new_end + num_lookahead, max_model_len)
-    return SlotRanges(local_end, computed_end, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request))
+    return SlotRanges(
+        local_end,
+        computed_end,
+        new_end,
+        slots_end,
+        request.num_encoder_tokens,
+        _prefill_end(request),
+        resume_end=min(computed_end, request.num_tokens - 1),
+    )
 
 
 def _prefill_end(request: Request) -> int:

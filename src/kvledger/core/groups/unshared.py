@@ -6,6 +6,7 @@ from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.groups.base import NEVER, GroupBlocks, GroupHit, SingleTypeKVCacheManager
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.requests.request import Request
+from kvledger.core.units import round_down
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -40,6 +41,9 @@ class CrossAttentionManager(UnsharedManager):
     def take_external_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> None:
         """External tokens are the decoder's."""
 
+    def num_resumable_tokens(self, held: GroupBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
+        return num_valid_tokens
+
     def num_slots(self, held: GroupBlocks) -> int:
         return NEVER
 
@@ -61,6 +65,11 @@ class CircularBufferManager(UnsharedManager):
 
     def take_external_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> None:
         self._extend(held, self.block_size)
+
+    def num_resumable_tokens(self, held: GroupBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
+        """What the ring has is that of the load's end; where its blocks begin, nothing of it is read."""
+        at_end = num_valid_tokens >= num_loaded_tokens - 1
+        return num_valid_tokens if at_end else round_down(num_valid_tokens, self.block_size)
 
     def num_slots(self, held: GroupBlocks) -> int:
         return NEVER if held.blocks else 0

@@ -21,7 +21,7 @@ from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.core.requests.request import Request
-from kvledger.core.units import cdiv
+from kvledger.core.units import cdiv, round_down
 from kvledger.errors import UnknownRequestError, require
 
 
@@ -65,6 +65,8 @@ class KVCacheCoordinator(ABC):
         self._min_rest: Final = 0 if rules.drafts is None else rules.drafts.num_lookahead_tokens
         self.clips_chunks: Final = len(self._chunk_clippers) > 0 or self._min_rest > 1
         self._long_hit_groups: Final = [m.group_id for m in self.managers if m.keeps_longer_hit()]
+        self.can_step_back: Final = all(m.can_step_back() for m in self.managers)
+        self._base_block_size: Final = policies[0].base_block_size
         self.holds_all_blocks: Final = all(m.holds_all_blocks() for m in self.managers)
         # Whether grow() takes the place of take_blocks and report for running requests.
         self.grows_by_slots: Final = all(m.grows_by_slots() for m in self.managers)
@@ -165,6 +167,31 @@ class KVCacheCoordinator(ABC):
             KVCacheBlocks(blocks), hit.num_tokens, hit.limiting_group, hit.shared_prefix_boundary, hit.limited_end
         )
 
+    def whole_blocks_of(self, hit: PrefixHit) -> PrefixHit:
+        """The hit up to where a block of every group ends, without what it has inside the next.
+
+        Of a state only the last one counts, so less than the whole hit leaves none: the rest must bring one.
+        """
+        num_tokens = round_down(hit.num_tokens, self._base_block_size)
+        if num_tokens == hit.num_tokens:
+            return hit
+        blocks: list[list[KVCacheBlock]] = []
+        for group_id, manager in enumerate(self.managers):
+            blocks.append(hit.blocks.blocks[group_id][: num_tokens // manager.block_size])
+        return PrefixHit(KVCacheBlocks(blocks), num_tokens, hit.limiting_group, hit.shared_prefix_boundary)
+
+    def num_resumable_tokens(self, held: RequestBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
+        """Where every group can go on after a load that arrived up to num_valid_tokens tokens. 0: from the start."""
+        num_tokens = num_valid_tokens
+        while num_tokens > 0:
+            num_agreed = num_tokens
+            for group_id, manager in enumerate(self.managers):
+                num_agreed = manager.num_resumable_tokens(held.groups[group_id], num_agreed, num_loaded_tokens)
+            if num_agreed == num_tokens:
+                break
+            num_tokens = num_agreed
+        return num_tokens
+
     def attach(self, held: RequestBlocks, hit: PrefixHit, ranges: SlotRanges) -> None:
         """Gives the request its hit, then blocks for external tokens.
 
@@ -203,6 +230,10 @@ class KVCacheCoordinator(ABC):
         for group_id, manager in enumerate(self.managers):
             manager.grow(held.groups[group_id], num_slots, row, new_blocks)
         return True
+
+    def num_draft_blocks(self, num_tokens: int) -> int:
+        """Blocks that so many tokens of a step with drafts take at most beyond those that a request holds."""
+        return sum([manager.num_draft_blocks(num_tokens) for manager in self.managers])
 
     def report(self, held: RequestBlocks, new: KVCacheBlocks, row: int, new_blocks: NewBlocks) -> None:
         """Adds what take_blocks returned to a step's flat blocks."""

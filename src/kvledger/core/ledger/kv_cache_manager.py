@@ -13,6 +13,7 @@ from typing import Final
 
 from mypy_extensions import i32, i64
 
+from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool, PoolOccupancy
 from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.holds import BlockCopy
@@ -27,12 +28,13 @@ from kvledger.core.groups.allocation_checks import (
 )
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.groups.registry import ManagerRegistry
-from kvledger.core.groups.slot_ranges import SlotRanges, growth_ranges, sequence_ranges, start_ranges
+from kvledger.core.groups.slot_ranges import SlotRanges, growth_ranges, remaining_ranges, sequence_ranges, start_ranges
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.ledger.coordinator import KVCacheCoordinator, RequestBlocks
 from kvledger.core.ledger.hit_search import make_coordinator
 from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.core.ledger.lookups import LookupCounter, PrefixCacheStats
+from kvledger.core.ledger.spoiled_blocks import SpoiledBlocks
 from kvledger.core.requests.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.core.requests.request import Request
 from kvledger.core.units import require_positive
@@ -111,6 +113,8 @@ class KVCacheManager:
         self._no_hit: Final = self._coordinator.no_hit
         # Whether clip_chunk has anything to say; for schedulers that ask once per request and step.
         self.clips_chunks: Final = self._coordinator.clips_chunks
+        # Whether a request whose external tokens all arrived can compute the last of them again.
+        self.can_step_back: Final = self._coordinator.can_step_back
         # Whether requests hold most blocks at their end, because no group gives any back before.
         self.holds_all_blocks: Final = self._coordinator.holds_all_blocks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
@@ -163,10 +167,14 @@ class KVCacheManager:
         return self._coordinator.num_blocks_alone(sequence_ranges(num_tokens, num_encoder_tokens, self.max_model_len))
 
     def num_blocks_missing(self, request: Request, num_more_tokens: int = 0) -> int:
-        """Blocks that the request still needs to hold all its tokens so far and num_more_tokens beyond."""
+        """Blocks that the request still needs to hold all its tokens so far and num_more_tokens drafts beyond."""
         held = self._coordinator.get(request.request_id)
-        ranges = sequence_ranges(request.num_tokens + num_more_tokens, request.num_encoder_tokens, self.max_model_len)
+        ranges = remaining_ranges(request, num_more_tokens, self.max_model_len)
         return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
+
+    def num_draft_blocks(self, num_tokens: int) -> int:
+        """Blocks, over all groups, for so many tokens of a step with drafts, whatever a request holds already."""
+        return self._coordinator.num_draft_blocks(num_tokens)
 
     def num_blocks_held(self, request: Request) -> int:
         """Blocks that the request holds now, shared ones included, over all groups. O(groups) for full attention."""
@@ -191,6 +199,20 @@ class KVCacheManager:
             return self._no_hit
         self._hasher.refresh(request)
         return self._coordinator.find_longest_hit(request.block_hashes, request.num_tokens - 1)
+
+    def whole_blocks_of(self, hit: PrefixHit) -> PrefixHit:
+        """The part of a hit that ends with blocks of every group. With tokens of an external source behind it, it
+        stands for the hit: a source cannot write behind the start of a block that others share.
+        """
+        return self._coordinator.whole_blocks_of(hit)
+
+    def num_resumable_tokens(self, request: Request, num_valid_tokens: int) -> int:
+        """Where a request whose external tokens arrived, counted in num_computed_tokens, can go on when only its first
+        num_valid_tokens tokens have values: every group must hold what is read from there on. 0: it must start over.
+        """
+        held = self._coordinator.require_held(request.request_id)
+        most = min(num_valid_tokens, request.num_computed_tokens, request.num_tokens - 1)
+        return self._coordinator.num_resumable_tokens(held, most, request.num_computed_tokens)
 
     def allocate_slots(
         self,
@@ -296,6 +318,24 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Gives back a request's blocks, the last first. UnknownRequestError when it holds none."""
         self._coordinator.free(request.request_id)
+
+    def release_skipped(self, request: Request) -> None:
+        """Gives back what no later token of the request reads, as every step does before it takes blocks."""
+        held = self._coordinator.require_held(request.request_id)
+        self._coordinator.release_skipped(held, max(0, request.num_computed_tokens - request.num_in_flight_tokens))
+        self._coordinator.measure(held)
+
+    def detach(self, request: Request) -> list[KVCacheBlock]:
+        """Forgets a request and returns its blocks, which are not reused before release_detached gives them back."""
+        return self._coordinator.detach(request.request_id)
+
+    def release_detached(self, blocks: list[KVCacheBlock]) -> None:
+        """Gives back the blocks of a detached request, the last first."""
+        self._coordinator.outside.release(blocks[::-1])
+
+    def spoiled_blocks(self) -> SpoiledBlocks:
+        """An empty collection of blocks whose values are missing or wrong."""
+        return SpoiledBlocks(self._coordinator)
 
     def fork(self, parent: Request, child: Request) -> KVCacheBlocks | None:
         """Gives the child the parent's computed prefix: full blocks shared, the partial tail as a copy order.

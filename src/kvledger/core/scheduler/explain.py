@@ -63,7 +63,11 @@ class Explainer:
             if number > 0:
                 counts[reason] = counts.get(reason, 0) + number
 
-        add(self._unreached_reason(), len(log.unreached))
+        if log.fence_shortage is None:
+            add(self._unreached_reason(), len(log.unreached))
+        else:
+            add(WaitReason.BLOCKS_IN_FLIGHT, 1)
+            add(WaitReason.BEHIND, len(log.unreached) - 1)
         add(WaitReason.CHUNK_CLIPPED, len(log.clipped))
         add(WaitReason.PREEMPTED, len(log.preemptions))
         for reason in log.passed_over_reasons:
@@ -87,6 +91,15 @@ class Explainer:
             # Scheduled in the step before, or it would have had tokens now.
             return WaitExplanation(request_id, WaitReason.OUTPUT_IN_FLIGHT, log.step, log.step)
         since = log.unreached[request_id]
+        shortage = log.fence_shortage
+        if shortage is not None:
+            place = self._state.running.index(request)
+            reason = WaitReason.BLOCKS_IN_FLIGHT
+            if shortage.request_id == request_id:
+                return WaitExplanation(request_id, reason, log.step, since, place, shortage=shortage)
+            return WaitExplanation(
+                request_id, WaitReason.BEHIND, log.step, since, place, shortage.request_id, reason, shortage
+            )
         reason = self._unreached_reason()
         if reason is WaitReason.TOKEN_BUDGET:
             budget = self._state.config.max_num_batched_tokens

@@ -33,7 +33,8 @@ class ExternalKVSource(ABC):
 
     @abstractmethod
     def lookup(self, request: Request, num_local_tokens: int) -> ExternalHit | None:
-        """What it has beyond the first num_local_tokens tokens; None: not known yet, ask in the next step.
+        """What it has beyond the first num_local_tokens tokens, with which a block of every group ends; None: not known
+        yet, ask in the next step. What the cache has beyond that is used if the source has no more.
 
         A question only: it may be asked many times before the request is admitted, so nothing may be pinned here. A
         preempted request asks again; a source that can deliver once only must then answer 0.
@@ -41,7 +42,11 @@ class ExternalKVSource(ABC):
 
     @abstractmethod
     def allocated(self, request: Request, block_ids: tuple[list[int], ...], num_external_tokens: int) -> None:
-        """The request was admitted with that many external tokens (0: the offer was not needed). Pin and load now."""
+        """The request was admitted with that many external tokens (0: the offer was not needed). Pin and load now.
+
+        Fewer than offered when they would be the whole prompt: its last token is computed here, and of a recurrent
+        state the one before that token is needed.
+        """
 
 
 class ExternalLoads:
@@ -52,15 +57,20 @@ class ExternalLoads:
         self.loading: dict[str, Request] = {}
         # Request id -> step that asked for it.
         self._started_at: dict[str, int] = {}
+        # Request id -> tokens that had values before the load.
+        self._num_local: dict[str, int] = {}
+        self._spoiled: set[str] = set()
         # Request id -> tokens of it that are valid now.
         self._arrived: dict[str, int] = {}
         # Aborted during its load: blocks stay held, because the load may still write them. -> step of the abort
         self.orphans: dict[str, Request] = {}
         self._orphaned_at: dict[str, int] = {}
 
-    def start(self, request: Request, step: int) -> None:
+    def start(self, request: Request, step: int, num_local_tokens: int) -> None:
+        """A load begins behind so many tokens that the request hit here."""
         self.loading[request.request_id] = request
         self._started_at[request.request_id] = step
+        self._num_local[request.request_id] = num_local_tokens
 
     def started_at(self, request_id: str) -> int:
         """The step that asked for the load of a request; 0 when it is not loading."""
@@ -83,17 +93,28 @@ class ExternalLoads:
         return None
 
     def take_arrival(self, request: Request) -> int | None:
-        """Valid tokens of a request whose load arrived, once; None while it is under way."""
+        """Valid tokens of a request whose load arrived, once; 0: it failed. None while it is under way."""
         num_valid = self._arrived.pop(request.request_id, None)
-        if num_valid is not None:
-            del self.loading[request.request_id]
-            del self._started_at[request.request_id]
-        return num_valid
+        if num_valid is None:
+            return None
+        del self.loading[request.request_id]
+        del self._started_at[request.request_id]
+        num_local = self._num_local.pop(request.request_id)
+        if request.request_id in self._spoiled:
+            self._spoiled.discard(request.request_id)
+            return 0
+        return max(num_valid, num_local) if num_valid > 0 else 0
+
+    def spoil(self, request_id: str) -> None:
+        """What was hit before a load under way has no values: whatever arrives, the load has failed."""
+        self._spoiled.add(request_id)
 
     def orphan(self, request: Request, step: int) -> bool:
         """Takes over a request that is aborted. False if its load is done, so that its blocks can be freed."""
         request_id = request.request_id
         self._started_at.pop(request_id, None)
+        self._num_local.pop(request_id, None)
+        self._spoiled.discard(request_id)
         if self.loading.pop(request_id, None) is None or self._arrived.pop(request_id, None) is not None:
             return False
         self.orphans[request_id] = request

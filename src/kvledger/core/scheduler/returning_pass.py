@@ -19,6 +19,7 @@ class ReturningPass:
         self._state: Final = state
         self._manager: Final = state.manager
         self._accounting: Final = state.accounting
+        self._fence: Final = state.fence
         self._steps_overlap: Final = state.config.max_steps_in_flight > 1
 
     def take(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
@@ -89,6 +90,8 @@ class ReturningPass:
     def _close(self, output: SchedulerOutput) -> None:
         """The step is no longer in flight, and its copies are made."""
         del self._state.in_flight[0]
+        if self._fence is not None:
+            self._fence.back(output.step)
         if output.block_copies:
             self._manager.release_block_copies(output.block_copies)
 

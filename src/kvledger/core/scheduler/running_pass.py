@@ -115,7 +115,9 @@ class RunningPass:
             request.draft_token_ids = []
 
     def _allocate_by_preempting(self, step: StepBuilder, request: Request, num_new: int) -> bool:
-        """Preempts others until the slots fit. False when the request itself was preempted, or ended as too large."""
+        """Preempts others until the slots fit. False when the request itself was preempted, ended as too large, or
+        waits for blocks that a step in flight may still write."""
+        fence = self._state.fence
         error = self._state.pool_error(request, request.num_computed_tokens + num_new)
         if error is not None:
             # Preempting everybody would not help, and starting over would end here again (vllm-project/vllm#39734).
@@ -125,6 +127,10 @@ class RunningPass:
             return False
         while True:
             victim = self._choose_victim()
+            if fence is not None and fence.must_wait(victim):
+                # Its blocks would not be free before that step is back: it may as well go on.
+                self._state.wait_log.stop_at_fence(self._state.running.index(request), self._manager.shortage)
+                return False
             if step.remove(victim):
                 # Its blocks of this step were made hits and will not be written now.
                 self._manager.uncache_beyond(victim, victim.num_computed_tokens)

@@ -23,6 +23,7 @@ from kvledger.core.scheduler.accounting import RequestAccounting
 from kvledger.core.scheduler.config import SchedulerConfig
 from kvledger.core.scheduler.explain import Explainer
 from kvledger.core.scheduler.external import ExternalKVSource
+from kvledger.core.scheduler.failed_loads import restart_failed_loads
 from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
 from kvledger.core.scheduler.returning_pass import ReturningPass
 from kvledger.core.scheduler.running_pass import RunningPass
@@ -55,7 +56,7 @@ class Scheduler:
             raise wrong_value("accounting", accounting, problem, "make it with the manager of this scheduler")
         self.manager: Final = manager
         self.config: Final = config
-        self._state: Final = SchedulerState(manager, config, accounting)
+        self._state: Final = SchedulerState(manager, config, accounting, external_source is not None)
         self._accounting: Final = accounting
         self._running_pass: Final = RunningPass(self._state)
         self._waiting_pass: Final = WaitingPass(self._state, external_source)
@@ -202,11 +203,23 @@ class Scheduler:
             return False
         orphan = loads.finish(request_id, num_valid_tokens)
         if orphan is not None:
-            self.manager.free(orphan)
+            self._state.give_back(orphan)
         return True
 
+    def fail_loads(self, output: SchedulerOutput, num_valid_tokens: dict[str, int]) -> list[str]:
+        """Synchronous loads of the oldest step in flight failed: of these requests, which started in it, only the first
+        num_valid_tokens[request id] tokens have values (0: none).
+
+        To be called before the step's update, which then drops what they sampled. They start over, and so does whoever
+        hit what they were to fill; their ids are returned. RequestError, changing nothing, for a request that did not
+        start in that step.
+        """
+        self._returning_pass.require_oldest(output)
+        return restart_failed_loads(self._state, num_valid_tokens)
+
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        """Forgets all cached content; False while requests hold blocks.
+        """Forgets all cached content; False while requests hold blocks, or steps in flight may write some that an
+        external source could be given next.
 
         `preempt_running` preempts the running ones first. Their steps in flight compute on old values, so the output of
         those steps is dropped.
@@ -247,6 +260,8 @@ class Scheduler:
         state.finished_ids = []
         output.block_copies = self.manager.take_block_copies()
         self._fill_rows(output)
+        if state.fence is not None and output.total_num_scheduled_tokens > 0:
+            state.fence.sent(self._step)
         if self._accounting is not None:
             self._accounting.close_step(output)
         self._state.in_flight.append(output)

@@ -18,6 +18,7 @@ from kvledger.core.scheduler.external import ExternalLoads
 from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.core.scheduler.queues import make_request_queue
 from kvledger.core.scheduler.wait_log import WaitLog
+from kvledger.core.scheduler.write_fence import WriteFence
 from kvledger.errors import RequestTooLargeError, require
 
 
@@ -25,9 +26,16 @@ class SchedulerState:
     """All live requests of one scheduler, and what the workers have not been told yet."""
 
     def __init__(
-        self, manager: KVCacheManager, config: SchedulerConfig, accounting: RequestAccounting | None = None
+        self,
+        manager: KVCacheManager,
+        config: SchedulerConfig,
+        accounting: RequestAccounting | None = None,
+        has_source: bool = False,
     ) -> None:
         self.manager: Final = manager
+        self._has_source: Final = has_source
+        # None where nobody but the steps writes blocks, or one step is out at a time.
+        self.fence: Final = WriteFence(manager) if has_source and config.max_steps_in_flight > 1 else None
         self.config: Final = config
         self.accounting: Final = accounting
         self.requests: Final[dict[str, Request]] = {}
@@ -104,7 +112,7 @@ class SchedulerState:
         self.wait_log.preempt(request, place, self.manager.shortage)
         if self.accounting is not None:
             self.accounting.preempt(request)
-        self.manager.free(request)
+        self.give_back(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_before = max(request.num_computed_before, request.num_computed_tokens)
         request.num_computed_tokens = 0
@@ -131,11 +139,30 @@ class SchedulerState:
         request.status = status
         if self.accounting is not None:
             self.accounting.finish(request)
-        if not keep_blocks and self.manager.holds_blocks(request):
-            self.manager.free(request)
+        if self.manager.holds_blocks(request):
+            if self._has_source:
+                # A source that saves blocks sees none that nobody reads any more.
+                self.manager.release_skipped(request)
+            if not keep_blocks:
+                self.give_back(request)
         self.forked_ids.discard(request.request_id)
         self.finished_ids.append(request.request_id)
         del self.requests[request.request_id]
+
+    def give_back(self, request: Request) -> None:
+        """Frees a request's blocks: at once, or when the steps in flight that may write them are back."""
+        fence = self.fence
+        if fence is not None and fence.must_wait(request):
+            fence.hold(request)
+        else:
+            self.manager.free(request)
+
+    def restart_holder(self, request: Request) -> None:
+        """A waiting request loses its blocks and starts over, in its place among those that wait without."""
+        self.waiting_holders.discard(request)
+        self.manager.free(request)
+        request.num_computed_tokens = 0
+        self.waiting.add_first(request)
 
     def sweep_running(self) -> None:
         """Removes what finished from the running list."""
@@ -162,6 +189,8 @@ class SchedulerState:
     def check(self) -> None:
         """Proves that every request is where its status says, and every layer below."""
         self.manager.check()
+        if self.fence is not None:
+            self.fence.check()
         if self.accounting is not None:
             self.accounting.check()
         waiting = self.waiting_requests()

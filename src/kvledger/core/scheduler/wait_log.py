@@ -32,8 +32,11 @@ class WaitLog:
         self.unreached: dict[str, int] = {}
         # Running requests in their prompt whose chunk was clipped to nothing, likewise.
         self.clipped: dict[str, int] = {}
-        # Place in the running list of a request that had to preempt itself, which ended the running pass; or -1.
+        # Place in the running list of a request that ended the running pass, because it had to preempt itself or waits
+        # for blocks that a step in flight may still write; or -1.
         self.broke_off_at: int = -1
+        # The shortage of the latter; None when it preempted itself.
+        self.fence_shortage: BlockShortage | None = None
         self.preemptions: list[Preemption] = []
         # Waiting requests that were looked at and passed over, each with its reason.
         self.passed_over: list[Request] = []
@@ -58,6 +61,7 @@ class WaitLog:
             self.passed_over = []
             self.passed_over_reasons = []
         self.broke_off_at = -1
+        self.fence_shortage = None
         self.blocker = None
         self.shortage = None
         self.num_tokens_wanted = 0
@@ -80,6 +84,11 @@ class WaitLog:
         self.preemptions.append(Preemption(request, shortage))
         if shortage.request_id == request.request_id:
             self.broke_off_at = place
+
+    def stop_at_fence(self, place: int, shortage: BlockShortage | None) -> None:
+        """The running request at that place gets no blocks before a step in flight is back."""
+        self.broke_off_at = place
+        self.fence_shortage = shortage
 
     def pass_over(self, request: Request, reason: WaitReason) -> None:
         """The waiting pass leaves that request and goes on with the next."""

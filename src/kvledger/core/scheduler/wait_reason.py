@@ -12,6 +12,7 @@ class WaitReason(Enum):
     - TOKEN_BUDGET, MAX_NUM_SEQS, STEP_PREEMPTED: shared by everybody whom the pass did not come to.
     - BLOCKS, HIT_IN_WRITING, CHUNK_CLIPPED, WHOLE_PROMPT, PADDED_DECODE: of a waiting request that could not start.
       Everybody behind it has BEHIND. (A running request that is CHUNK_CLIPPED stops nobody.)
+    - BLOCKS_IN_FLIGHT: of a running request that could not go on; the running ones behind it have BEHIND.
 
     All others are about that request alone: the pass goes on with the next.
     """
@@ -19,6 +20,7 @@ class WaitReason(Enum):
     TOKEN_BUDGET = "token budget spent"
     MAX_NUM_SEQS = "max_num_seqs reached"
     BLOCKS = "not enough free blocks"
+    BLOCKS_IN_FLIGHT = "the blocks that it needs may still be written by a step in flight"
     HIT_IN_WRITING = "its prefix hit is written by this very step"
     BEHIND = "behind a request that does not fit"
     STEP_PREEMPTED = "a step that preempts admits nobody"
@@ -77,6 +79,8 @@ class WaitExplanation:
         text = reason.value
         if reason is WaitReason.BLOCKS:
             return self._blocks_text()
+        if reason is WaitReason.BLOCKS_IN_FLIGHT:
+            return f"{text}; it {self.shortage}"
         if reason is WaitReason.TOKEN_BUDGET:
             return f"{text}: all {self.limit} tokens" + self._line_text()
         if reason is WaitReason.MAX_NUM_SEQS:

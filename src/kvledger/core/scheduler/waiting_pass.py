@@ -65,7 +65,7 @@ class WaitingPass:
             request.num_computed_tokens = candidate.num_computed
             if candidate.asynchronous:
                 request.status = RequestStatus.WAITING_FOR_EXTERNAL_KV
-                state.loads.start(request, step.output.step)
+                state.loads.start(request, step.output.step, candidate.num_computed - candidate.num_external)
                 log.pass_over(request, WaitReason.EXTERNAL_LOAD)
                 skipped.append(request)
                 continue
@@ -94,14 +94,13 @@ class WaitingPass:
 
     def _end_load(self, request: Request, num_valid_tokens: int) -> None:
         request.status = RequestStatus.PREEMPTED if request.num_preemptions > 0 else RequestStatus.WAITING
-        if num_valid_tokens <= 0:
+        num_resumable = self._manager.num_resumable_tokens(request, num_valid_tokens)
+        if num_resumable == 0:
+            # What is read from where the values end has no blocks, or there are none: what is cached is found again.
             self._manager.free(request)
-            request.num_computed_tokens = 0
         else:
-            num_valid = min(num_valid_tokens, request.num_computed_tokens)
-            self._manager.cache_blocks(request, num_valid)
-            # The last token is computed again: its logits are needed.
-            request.num_computed_tokens = min(num_valid, request.num_tokens - 1)
+            self._manager.cache_blocks(request, min(num_valid_tokens, request.num_computed_tokens))
+        request.num_computed_tokens = num_resumable
         if self._state.accounting is not None:
             self._state.accounting.load(request)
 
@@ -111,16 +110,19 @@ class WaitingPass:
             return Candidate(request, None, 0, False)
         hit = self._manager.get_computed_blocks(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
-        if self._source is None:
+        if self._source is None or request.skip_prefix_lookup:
             return Candidate(request, hit, 0, False)
-        offer = self._source.lookup(request, hit.num_tokens)
+        whole = self._manager.whole_blocks_of(hit)
+        offer = self._source.lookup(request, whole.num_tokens)
         if offer is None:
             return None
-        if offer.asynchronous:
-            num_external = min(offer.num_tokens, request.num_tokens - hit.num_tokens)
-            return Candidate(request, hit, num_external, True)
-        # At least one token is computed within this step.
-        return Candidate(request, hit, min(offer.num_tokens, request.num_tokens - 1 - hit.num_tokens), False)
+        # The last token is computed here. Attention overwrites what arrives of it; a state cannot go a token back.
+        leaves_last = not offer.asynchronous or not self._manager.can_step_back or request.num_tokens == 1
+        num_known = request.num_tokens - 1 if leaves_last else request.num_tokens
+        num_external = min(offer.num_tokens, num_known - whole.num_tokens)
+        if num_external <= hit.num_tokens - whole.num_tokens:
+            return Candidate(request, hit, 0, False)
+        return Candidate(request, whole, num_external, offer.asynchronous)
 
     def _num_new_tokens(self, step: StepBuilder, candidate: Candidate, threshold: int) -> int:
         """Tokens to compute for a request that starts now; 0 when it had better not start in this step."""
@@ -165,7 +167,7 @@ class WaitingPass:
         request = candidate.request
         rule = AdmissionRule(
             self._config.reserve_full_sequence,
-            self._num_blocks_spoken_for(request) if candidate.asynchronous else 0,
+            self._num_blocks_spoken_for() if candidate.asynchronous else 0,
             len(self._state.running) > 0,
         )
         blocks = self._manager.allocate_slots(
@@ -194,14 +196,19 @@ class WaitingPass:
                 self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
         return True
 
-    def _num_blocks_spoken_for(self, request: Request) -> int:
-        """Blocks that prompts in flight and loads under way still need to get to their first decode step, and what that
-        step will need of this request beyond its prompt."""
+    def _num_blocks_spoken_for(self) -> int:
+        """Blocks that a load must leave free, as nobody can preempt it: what prompts in flight and loads under way
+        still need to get to their first decode step, and what its own step with drafts may take.
+
+        None when all blocks are free: a load that does not fit then never will, and drafts can be left out.
+        """
+        manager = self._manager
+        if manager.num_free_blocks == manager.num_usable_blocks:
+            return 0
         config = self._config
         num_drafts = config.num_speculative_tokens + config.num_lookahead_tokens
         num_more = 1 + num_drafts if num_drafts > 0 else 0
-        manager = self._manager
-        num_blocks = manager.num_blocks_missing(request, num_more) - manager.num_blocks_missing(request)
+        num_blocks = manager.num_draft_blocks(num_more)
         for other in self._state.running:
             if other.is_prefill_chunk:
                 num_blocks += manager.num_blocks_missing(other, num_more)
