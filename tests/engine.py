@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvledger import Request
+from kvledger.core.groups.decisions import LATEST_RELEASE
 from kvledger.core.tables import BlockTables
 from kvledger.scheduler import (
     ExternalHit,
@@ -186,11 +187,18 @@ class Engine:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 256,
         with_source: bool = True,
+        decisions: str = LATEST_RELEASE,
         **options: Any,
     ) -> None:
         self.journal = Journal()
         self.manager = ledger(
-            usable, block_size, max_model_len, enable_caching=caching, watermark=watermark, observer=self.journal
+            usable,
+            block_size,
+            max_model_len,
+            enable_caching=caching,
+            watermark=watermark,
+            observer=self.journal,
+            decisions=decisions,
         )
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **options

@@ -45,6 +45,7 @@ def make_ours(
         retention_interval=layout.retention_interval,
         pins_shared_prefix=layout.pins_shared_prefix,
         context_parallel_size=layout.context_parallel_size,
+        decisions=reference.RELEASE,
         observer=observer,
         explain_misses=MissConfig(),
     )
@@ -112,7 +113,7 @@ class LedgerPair:
         # A known difference: a decode step whose drafts run over a checkpoint fails an assertion in vLLM.
         self.can_draft = not any(group.checkpoint_alignment for group in layout.groups)
         self.has_encoder = any(group.kind == "cross" for group in layout.groups)
-        self.factory = reference.RequestFactory(layout.unit, self.enable_caching)
+        self.factory = reference.RequestFactory(layout)
         # Few different texts, so that prefixes meet.
         self.texts = [[rng.randrange(50) for _ in range(MAX_MODEL_LEN)] for _ in range(3)]
         self.prompts: list[list[int]] = []

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import vllm
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -23,12 +24,22 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvledger.core.groups.decisions import decisions_of
 from tests.side_by_side.layouts import Layout
 
 init_none_hash(sha256)
+# The release beside which this runs: "0.33".
+RELEASE = ".".join(vllm.__version__.split(".")[:2])
+
+
+def hash_lookahead(layout: Layout) -> int:
+    """Tokens behind a block that its hash covers: what vLLM's configuration makes of a draft without a connector."""
+    return layout.num_draft_lookahead if layout.enable_caching and decisions_of(RELEASE).hashes_ahead else 0
 
 
 def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
+    lookahead = hash_lookahead(layout)
+    options = {"num_hash_lookahead_tokens": lookahead} if lookahead else {}
     return KVCacheManager(
         layout.their_config(num_blocks),
         max_model_len=max_model_len,
@@ -36,20 +47,23 @@ def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark:
         hash_block_size=layout.unit,
         max_in_flight_tokens=layout.max_in_flight_tokens,
         enable_caching=layout.enable_caching,
-        use_eagle=layout.num_draft_lookahead > 0,
+        use_eagle=layout.num_draft_lookahead > 0 and lookahead == 0,
         num_prefill_lookahead=layout.num_draft_lookahead,
         log_stats=True,
         dcp_world_size=layout.context_parallel_size,
         watermark=watermark,
         enable_mamba_shared_prefix_checkpoint=layout.pins_shared_prefix,
+        **options,
     )
 
 
 class RequestFactory:
-    """vLLM requests whose blocks are hashed over `block_size` tokens."""
+    """vLLM requests whose blocks are hashed as the layout's ledger wants it."""
 
-    def __init__(self, block_size: int, enable_caching: bool = True) -> None:
-        self._hasher = get_request_block_hasher(block_size, sha256) if enable_caching else None
+    def __init__(self, layout: Layout) -> None:
+        lookahead = hash_lookahead(layout)
+        options = {"num_hash_lookahead_tokens": lookahead} if lookahead else {}
+        self._hasher = get_request_block_hasher(layout.unit, sha256, **options) if layout.enable_caching else None
 
     def make(
         self,
@@ -142,7 +156,8 @@ def make_scheduler(
     )
     # A draft model would have to exist on disk; the scheduler only needs to know what follows from it.
     made.kv_cache_manager = make_manager(layout, num_blocks, max_model_len, watermark)
-    made.use_eagle_block_drop = layout.num_draft_lookahead > 0
+    made.num_hash_lookahead_tokens = hash_lookahead(layout)
+    made.use_eagle_block_drop = layout.num_draft_lookahead > 0 and made.num_hash_lookahead_tokens == 0
     made.num_prefill_lookahead = layout.num_draft_lookahead
     made.mamba_partial_cache_hit = (
         made.need_mamba_block_aligned_split

@@ -112,7 +112,7 @@ class SchedulerPair:
         self.copy_ends: list[KVCacheBlock] = []
         self.theirs._free_cow_retained_blocks = lambda blocks, fence: self.copy_ends.extend(blocks)
         self.apply_differences()
-        self.factory = reference.RequestFactory(limits.layout.unit, limits.layout.enable_caching)
+        self.factory = reference.RequestFactory(limits.layout)
         self.in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.num_tokens = 0

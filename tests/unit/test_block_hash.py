@@ -58,6 +58,25 @@ def test_seed_and_epoch_are_in_the_root() -> None:
     assert hashes(hasher, a) == [digest(root(2, 1, b"secret"), struct.pack("<2I", 0, 1))]
 
 
+def test_a_hash_for_a_draft_covers_the_tokens_behind_its_block() -> None:
+    hasher = Sha256BlockHasher(4)
+    hasher.serve(2)
+    first = digest(root(4), struct.pack("<4I", 0, 1, 2, 3), entry(4, struct.pack("<2I", 4, 5)))
+    # The second block is full at 8 tokens, and named once tokens 8 and 9 are known.
+    assert hashes(hasher, request("a", 5)) == []
+    assert hashes(hasher, request("b", 9)) == [first]
+    second = digest(first, struct.pack("<4I", 4, 5, 6, 7), entry(4, struct.pack("<2I", 8, 9)))
+    assert hashes(hasher, request("c", 10)) == [first, second]
+
+
+def test_a_hasher_serves_ledgers_of_one_kind() -> None:
+    hasher = Sha256BlockHasher(4)
+    hasher.serve(1)
+    hasher.serve(1)
+    with pytest.raises(ConfigError, match="hasher='Sha256BlockHasher': it hashes for a ledger with other drafts"):
+        hasher.serve(0)
+
+
 def test_adapter_and_salt_stand_in_block_0_only() -> None:
     a = request("a", 4, adapter=Adapter("zoë", 7, generation=3), cache_salt="tenant")
     extra = entry(1, struct.pack("<QQ", 7, 3) + "zoë".encode()) + entry(2, b"tenant")

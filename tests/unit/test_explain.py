@@ -241,7 +241,7 @@ def test_preempted_by_another() -> None:
 
 
 def test_a_running_request_behind_one_that_preempted_itself() -> None:
-    engine = Engine(5, policy=SchedulingPolicy.PRIORITY)
+    engine = Engine(5, decisions="0.32", policy=SchedulingPolicy.PRIORITY)
     engine.add("low", other(7, 1), priority=1, max_tokens=9)
     engine.step()
     engine.add("high", other(9, 2), priority=0, max_tokens=9)
@@ -251,6 +251,18 @@ def test_a_running_request_behind_one_that_preempted_itself() -> None:
     assert engine.preemptions == {"low": 1}
     assert str(why(engine, "high")) == "'high' waits: a step that preempts admits nobody: 'low' was preempted"
     assert engine.scheduler.wait_counts() == {WaitReason.PREEMPTED: 1, WaitReason.STEP_PREEMPTED: 1}
+
+
+def test_from_0_33_on_it_has_its_turn_in_the_same_step() -> None:
+    engine = Engine(5, policy=SchedulingPolicy.PRIORITY)
+    engine.add("low", other(7, 1), priority=1, max_tokens=9)
+    engine.step()
+    engine.add("high", other(9, 2), priority=0, max_tokens=9)
+    engine.step()
+    assert engine.step().request_ids == ["high"]
+    assert engine.preemptions == {"low": 1}
+    assert why(engine, "low").reason is WaitReason.PREEMPTED
+    assert engine.scheduler.wait_counts() == {WaitReason.PREEMPTED: 1}
 
 
 def test_a_reset_that_preempts_leaves_nobody_considered() -> None:

@@ -60,16 +60,16 @@ def test_b39_a_block_of_16_is_no_hit_for_12_tokens_with_hashes_of_4() -> None:
 def test_b42_a_draft_costs_one_block_whatever_the_number_of_groups(num_groups: int) -> None:
     windows = [window(8, heads=heads) for heads in range(1, num_groups)]
     # 32 are cached and one block is given up; the draft looks at all 32 even where only 31 may be hit.
-    assert sent_twice(hybrid(99, full(), *windows, drafts=DraftRule()), 33) == 32 - 4
-    assert sent_twice(hybrid(99, full(), *windows, drafts=DraftRule()), 32) == 32 - 4
+    assert sent_twice(hybrid(99, full(), *windows, drafts=DraftRule(hashes_ahead=False)), 33) == 32 - 4
+    assert sent_twice(hybrid(99, full(), *windows, drafts=DraftRule(hashes_ahead=False)), 32) == 32 - 4
 
 
 @pytest.mark.parametrize("retention", [None, 0, 16])
 def test_b44_what_is_kept_is_what_is_looked_up(retention: int | None) -> None:
     for length in range(13, 50):
-        manager = hybrid(99, full(), window(8), drafts=DraftRule(), retention_interval=retention)
+        manager = hybrid(99, full(), window(8), drafts=DraftRule(hashes_ahead=False), retention_interval=retention)
         assert sent_twice(manager, length) == length // 4 * 4 - 4
-        states = hybrid(99, full(), state(), drafts=DraftRule(), retention_interval=retention)
+        states = hybrid(99, full(), state(), drafts=DraftRule(hashes_ahead=False), retention_interval=retention)
         assert sent_twice(states, length) == length // 4 * 4 - 4
 
 
@@ -147,7 +147,7 @@ def test_b50_what_caches_nothing_is_reused_first() -> None:
 
 def test_b51_a_draft_in_a_window_asks_for_one_block_more_in_a_row() -> None:
     """W=4, blocks of 2: a hit at 8 with a draft looks up to 10, so it needs blocks 2, 3 (the window) and 4."""
-    manager = hybrid(30, window(4, 2), drafts=DraftRule())
+    manager = hybrid(30, window(4, 2), drafts=DraftRule(hashes_ahead=False))
     leave(manager, admitted(manager, "a", 11))
     found = manager.get_computed_blocks(request("b", 11))
     assert found.blocks.get_block_ids() == ([0, 0, 3, 4],)

@@ -110,7 +110,7 @@ def test_larger_blocks_limit_a_hit_that_smaller_ones_could_go_on() -> None:
 
 
 def test_what_a_draft_gives_up_limits_no_group() -> None:
-    manager, _ = filled(60, 41, full(), full(heads=2), drafts=DraftRule(), draft=0)
+    manager, _ = filled(60, 41, full(), full(heads=2), drafts=DraftRule(hashes_ahead=False), draft=0)
     found = manager.get_computed_blocks(request("b", 41))
     assert (found.num_tokens, found.limiting_group, found.limited_end) == (36, -1, 0)
 
@@ -211,7 +211,7 @@ def test_encoder_groups_alone_cannot_be_cached() -> None:
 @pytest.mark.parametrize("num_windows", [1, 2, 4])
 def test_the_last_block_is_dropped_once_on_the_agreed_length(num_windows: int) -> None:
     windows = [window(8, heads=heads) for heads in range(1, num_windows + 1)]
-    manager, ids = filled(90, 41, full(), *windows, drafts=DraftRule())
+    manager, ids = filled(90, 41, full(), *windows, drafts=DraftRule(hashes_ahead=False))
     assert hit(manager, request("b", 41)) == 36
     manager.evict_blocks(ids[1][8:9])
     # The first window can look up to 32 at most, and gives up one block of that.
@@ -219,7 +219,7 @@ def test_the_last_block_is_dropped_once_on_the_agreed_length(num_windows: int) -
 
 
 def test_only_the_drafts_group_gives_up_a_block_where_one_is_marked() -> None:
-    manager, _ = filled(90, 41, full(), window(8), full(heads=2), draft=2, drafts=DraftRule())
+    manager, _ = filled(90, 41, full(), window(8), full(heads=2), draft=2, drafts=DraftRule(hashes_ahead=False))
     found = manager.get_computed_blocks(request("b", 41))
     assert found.num_tokens == 36
     # All of 40 is cached everywhere: the draft's group alone looked that far.
@@ -227,7 +227,7 @@ def test_only_the_drafts_group_gives_up_a_block_where_one_is_marked() -> None:
 
 
 def test_several_modules_cache_nothing_that_may_change() -> None:
-    manager = hybrid(40, full(), window(8), drafts=DraftRule(num_lookahead_tokens=3))
+    manager = hybrid(40, full(), window(8), drafts=DraftRule(num_lookahead_tokens=3, hashes_ahead=False))
     a = admitted(manager, "a", 16)
     pool = pool_of(manager)
     num_hashed = [sum(pool.blocks[i].block_hash is not None for i in table) for table in tables(manager, a)]

@@ -19,13 +19,13 @@ from tests.helpers import admit, admitted, hit, ids, kv_config, leave, ledger, r
 
 
 def test_a_draft_model_gives_up_the_last_block_of_a_hit() -> None:
-    manager = ledger(usable=8, drafts=DraftRule())
+    manager = ledger(usable=8, drafts=DraftRule(hashes_ahead=False))
     leave(manager, admitted(manager, "a", 17))
     assert [hit(manager, request("b", length)) for length in (17, 13, 9, 5)] == [12, 8, 4, 0]
 
 
 def test_what_the_draft_still_needs_is_cached_one_block_further() -> None:
-    manager = ledger(usable=8, drafts=DraftRule(num_lookahead_tokens=3))
+    manager = ledger(usable=8, drafts=DraftRule(num_lookahead_tokens=3, hashes_ahead=False))
     admitted(manager, "a", 16)
     # The last two tokens may change, so 14 are settled: three full blocks.
     assert hit(manager, request("b", 17)) == 8
@@ -34,7 +34,10 @@ def test_what_the_draft_still_needs_is_cached_one_block_further() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"drafts": DraftRule(num_lookahead_tokens=5)}, "num_lookahead_tokens=5: more than the 4 tokens"),
+        (
+            {"drafts": DraftRule(num_lookahead_tokens=5, hashes_ahead=False)},
+            "num_lookahead_tokens=5: more than the 4 tokens",
+        ),
         ({"retention_interval": 6}, "retention_interval=6: no multiple of 4"),
         ({"retention_interval": -4}, "retention_interval=-4"),
         ({"context_parallel_size": 0}, "context_parallel_size=0"),

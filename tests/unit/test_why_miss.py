@@ -298,7 +298,7 @@ def test_a_load_of_the_whole_prompt_leaves_nothing_to_explain() -> None:
 
 
 def test_the_block_that_a_draft_computes_again() -> None:
-    manager = explaining(16, drafts=DraftRule())
+    manager = explaining(16, drafts=DraftRule(hashes_ahead=False))
     assert served(manager, request("a", 14)) == {"never_seen": 12, "shorter_than_block": 2}
     assert served(manager, request("b", 14)) == {"hit": 8, "draft_rule": 4, "shorter_than_block": 2}
     assert served(manager, request("c", 18)) == {

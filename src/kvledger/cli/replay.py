@@ -121,6 +121,7 @@ def _make_replay(
         scheduler=scheduler,
         layout=engine.layout,
         events=events,
+        decisions=options.vllm_version,
         explain_misses=MissConfig(max_evicted_blocks=options.remember_evictions)
         if options.remember_evictions
         else None,

@@ -164,6 +164,8 @@ class ReplayOptions:
     ] = None
     policy: Annotated[Literal["fcfs", "priority"], Option(help="Who is served first.")] = "fcfs"
 
+    vllm_version: Annotated[Literal["0.32", "0.33"], Option(help="Decide as this release of vLLM does.")] = "0.33"
+
     # The step-time model
     gpu: Annotated[
         str | None, Option(help="GPU by name, for the simulated time and the default memory. Default: h100.")

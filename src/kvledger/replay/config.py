@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvledger.core.blocks.observer import LedgerObserver, LedgerObservers
+from kvledger.core.groups.decisions import LATEST_RELEASE
 from kvledger.core.groups.spec import KVCacheGroupSpec
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.ledger_rules import LedgerRules
@@ -47,6 +48,7 @@ class ReplayConfig:
     layout: KVLayout | None = None
     events: "LedgerEvents | None" = None
     explain_misses: MissConfig | None = None
+    decisions: str = LATEST_RELEASE
 
     def __post_init__(self) -> None:
         require_positive("block_size", self.block_size)
@@ -93,6 +95,7 @@ class ReplayConfig:
             drafts=layout.draft_rule,
             retention_interval=layout.retention_interval,
             context_parallel_size=layout.context_parallel_size,
+            decisions=self.decisions,
             observer=observer,
             explain_misses=self.explain_misses,
         )

@@ -86,7 +86,8 @@ class NamedPrompts(PromptMaker):
     """Prompts without content, whose blocks come with names.
 
     A node stands for one path of ids from the start of a prompt, so it identifies the prefix even in traces whose ids
-    name a block's content only. An engine block is named by the node that holds its last token and its position.
+    name a block's content only. An engine block is named by its position and the node that holds its last token, or the
+    last one behind it that its name must cover for a draft.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -110,18 +111,20 @@ class NamedPrompts(PromptMaker):
             node = self._nodes[node, x]
             nodes.append(node)
         block_size = self._block_size
-        num_shareable = min(recorded.num_prompt_tokens, len(nodes) * recorded.block_size) // block_size
-        cut = self._cut(recorded.block_size)
+        num_ahead = self.hasher.num_lookahead_tokens
+        num_known = min(recorded.num_prompt_tokens, len(nodes) * recorded.block_size)
+        num_shareable = max(0, num_known - num_ahead) // block_size
+        cut = self._cut(recorded.block_size) if num_ahead == 0 else None
         if cut is not None:
             names = cut.names(nodes)
             del names[num_shareable:]
         else:
             names = [
-                _name(index, nodes[((index + 1) * block_size - 1) // recorded.block_size])
+                _name(index, nodes[((index + 1) * block_size + num_ahead - 1) // recorded.block_size])
                 for index in range(num_shareable)
             ]
         own_node = _FIRST_OWN_NODE + serial
-        num_blocks = (recorded.num_prompt_tokens + recorded.num_output_tokens) // block_size
+        num_blocks = (recorded.num_prompt_tokens + recorded.num_output_tokens - num_ahead) // block_size
         names += [_name(index, own_node) for index in range(num_shareable, num_blocks)]
         return names
 

@@ -151,6 +151,7 @@ WRONG_VALUES = [
     ("--block-size", "abc", "not a whole number"),
     ("--max-model-len", "1", "give 2 to"),
     ("--watermark", "2", "give 0.0 up to below 1.0"),
+    ("--vllm-version", "0.1", "'0.32', '0.33'"),
     ("--hash", "md5", "'sha256', 'siphash', 'xxh3', 'none'"),
     ("--max-num-seqs", "0", "give 1 to"),
     ("--max-num-batched-tokens", "100", "raise it or lower max_num_seqs"),

@@ -71,4 +71,4 @@ def test_it_stands_beside_groups_of_its_own_block_size_and_without_a_draft() -> 
     with pytest.raises(ConfigError, match=r"block_size=4: a chunked-local group beside groups whose hits end at .* 8"):
         hybrid(20, full(8), chunked(8))
     with pytest.raises(ConfigError, match="a chunked-local group cannot be the draft's"):
-        hybrid(20, full(), chunked(8), drafts=DraftRule())
+        hybrid(20, full(), chunked(8), drafts=DraftRule(hashes_ahead=False))

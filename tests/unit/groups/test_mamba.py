@@ -6,7 +6,7 @@ import pytest
 
 from kvledger import KVCacheManager, Request
 from kvledger.core.groups.aligned_mamba import StateBlocks, checkpoint_position
-from kvledger.core.groups.policy import DraftRule
+from kvledger.core.groups.policy import DraftRule, GroupPolicy
 from tests.groups import chunks, compute, full, held, hybrid, managers_of, record_of, state, tables
 from tests.helpers import admit, admitted, draft, hit, leave, pool_of, request, snapshot
 from tests.tables import Stack
@@ -141,18 +141,33 @@ def test_a_state_that_a_connector_delivers_has_a_block_of_its_own() -> None:
 
 
 def test_a_draft_has_no_recurrent_layers() -> None:
-    manager = hybrid(40, full(), state(drafts=1), drafts=DraftRule())
+    manager = hybrid(40, full(), state(drafts=1), drafts=DraftRule(hashes_ahead=False))
     chunks(manager, request("a", 17))
     # Full attention gives up a block of its 16 tokens; the state after 12 was left behind for that.
     assert hit(manager, request("b", 17)) == 12
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "unit", "is_draft", "position"),
-    [(17, 4, False, 16), (16, 4, False, 12), (17, 4, True, 12), (16, 4, True, 12), (3, 4, True, 0), (1, 4, False, 0)],
+    ("num_tokens", "unit", "drops", "num_ahead", "position"),
+    [
+        (17, 4, False, 0, 16),
+        (16, 4, False, 0, 12),
+        (17, 4, True, 0, 12),
+        (16, 4, True, 0, 12),
+        (3, 4, True, 0, 0),
+        (1, 4, False, 0, 0),
+        # A hash that covers the token behind needs it; one that covers three needs all of them.
+        (17, 4, False, 1, 16),
+        (18, 4, False, 3, 12),
+        (19, 4, False, 3, 16),
+        (2, 4, False, 3, 0),
+    ],
 )
-def test_where_a_prompt_sent_again_can_resume(num_tokens: int, unit: int, is_draft: bool, position: int) -> None:
-    assert checkpoint_position(num_tokens, unit, is_draft) == position
+def test_where_a_prompt_sent_again_can_resume(
+    num_tokens: int, unit: int, drops: bool, num_ahead: int, position: int
+) -> None:
+    policy = GroupPolicy(4, 4, 4, any_draft=drops, num_hash_lookahead=num_ahead)
+    assert checkpoint_position(num_tokens, unit, policy) == position
 
 
 def hits_by_length(retention: int | None, up_to: int, prompt: int = 33) -> list[int]:
@@ -212,7 +227,7 @@ def test_states_of_two_block_sizes_stop_at_the_ends_of_both() -> None:
 
 
 def test_several_draft_modules_keep_their_distance_to_the_prompts_end() -> None:
-    manager = hybrid(20, full(), drafts=DraftRule(num_lookahead_tokens=3))
+    manager = hybrid(20, full(), drafts=DraftRule(num_lookahead_tokens=3, hashes_ahead=False))
     a = request("a", 13)
     assert manager.clips_chunks
     # 12 would leave one token, and modules would guess what the prompt has: 3 stay.
@@ -220,7 +235,7 @@ def test_several_draft_modules_keep_their_distance_to_the_prompts_end() -> None:
     assert manager.clip_chunk(a, 10, 2, 64) == 0
     # Steps of 2 tokens cannot leave 3 and then compute 3 at a time.
     assert manager.clip_chunk(a, 10, 2, 2) == 2
-    assert not hybrid(20, full(), drafts=DraftRule()).clips_chunks
+    assert not hybrid(20, full(), drafts=DraftRule(hashes_ahead=False)).clips_chunks
 
 
 def test_the_state_at_the_prompts_end_is_copied_away_before_it_is_written() -> None:
@@ -278,7 +293,7 @@ def test_a_shared_prefix_is_a_stop_of_the_next_prefill() -> None:
 
 
 def test_a_shared_prefix_can_be_pinned_where_it_ends() -> None:
-    manager = fine(pins_shared_prefix=True, drafts=DraftRule(), usable=90)
+    manager = fine(pins_shared_prefix=True, drafts=DraftRule(hashes_ahead=False), usable=90)
     chunks(manager, request("a", 42))
     b = request("b", list(range(24)) + [5] * 18)
     found = manager.get_computed_blocks(b)

@@ -83,7 +83,7 @@ def test_a_window_of_one_token_does_not_stand_in_the_way_of_others() -> None:
 
 
 def test_a_draft_needs_one_block_more_and_gives_it_up() -> None:
-    manager = hybrid(20, window(8), drafts=DraftRule())
+    manager = hybrid(20, window(8), drafts=DraftRule(hashes_ahead=False))
     leave(manager, admitted(manager, "a", 25))
     found = manager.get_computed_blocks(request("b", 25))
     assert found.num_tokens == 20
@@ -219,13 +219,13 @@ def test_retention_keeps_tails_of_the_window() -> None:
 
 def test_retention_with_a_draft_keeps_one_more_a_block_later() -> None:
     # Replay ends: 60 - 4 and 64 - 4, looked up one block further; 3 blocks each.
-    assert cached_blocks(0, drafts=DraftRule()) == [12, 13, 14, 15]
-    assert cached_blocks(16, drafts=DraftRule())[:6] == [2, 3, 4, 6, 7, 8]
+    assert cached_blocks(0, drafts=DraftRule(hashes_ahead=False)) == [12, 13, 14, 15]
+    assert cached_blocks(16, drafts=DraftRule(hashes_ahead=False))[:6] == [2, 3, 4, 6, 7, 8]
 
 
 def test_what_is_retained_is_what_is_looked_up() -> None:
     """Writer and reader agree, with drafts and without, for every length."""
-    for drafts in (None, DraftRule()):
+    for drafts in (None, DraftRule(hashes_ahead=False)):
         for length in range(1, 40):
             dense, sparse = (hybrid(60, full(), window(8), retention_interval=n, drafts=drafts) for n in (None, 0))
             for manager in (dense, sparse):

@@ -1,11 +1,13 @@
 """Replay over several groups: what each holds, who limits a hit, and names for blocks of several sizes."""
 
+import dataclasses
 import json
 import random
 from dataclasses import replace
 
 import pytest
 
+from kvledger.core.groups.decisions import LATEST_RELEASE
 from kvledger.core.groups.spec import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, MLAAttentionSpec
 from kvledger.errors import ConfigError
 from kvledger.replay.config import ReplayConfig
@@ -43,9 +45,10 @@ def replay(
     num_blocks: int = 200,
     hash_name: str = "none",
     scheduled: bool = False,
+    decisions: str = LATEST_RELEASE,
 ) -> ReplayResult:
     """Prompts of (tokens, ids) in trace blocks of 16 and answers of 20 tokens, one a second where time passes."""
-    config = configuration(kv_layout, num_blocks)
+    config = dataclasses.replace(configuration(kv_layout, num_blocks), decisions=decisions)
     requests = [TraceRequest(float(i), tokens, 20, ids, 16) for i, (tokens, ids) in enumerate(prompts)]
     arrivals = RecordedArrivals(iter(requests))
     maker = make_prompt_maker(hash_name, config.hash_block_size)
@@ -140,11 +143,12 @@ def test_tokens_are_lost_to_a_window_whose_tail_is_gone() -> None:
     assert dense.prefix_cache.num_hit_tokens == 80
 
 
-def test_a_draft_gives_up_the_last_block_of_a_hit() -> None:
+def test_a_draft_gives_up_the_last_block_of_a_hit_or_hashes_ahead() -> None:
     plain = layout(FULL, WINDOW)
     prompts = [(100, ids(7)), (100, ids(7))]
     assert replay(plain, *prompts).prefix_cache.num_hit_tokens == 96
-    assert replay(plain.with_drafts(3), *prompts).prefix_cache.num_hit_tokens == 80
+    assert replay(plain.with_drafts(3), *prompts, decisions="0.32").prefix_cache.num_hit_tokens == 80
+    assert replay(plain.with_drafts(3), *prompts).prefix_cache.num_hit_tokens == 96
 
 
 def test_a_draft_takes_a_state_for_each_of_its_tokens() -> None:

@@ -23,14 +23,14 @@ from kvledger.core.requests.request import Request
 from kvledger.core.units import cdiv, round_down
 
 
-def checkpoint_position(num_tokens: int, unit: int, is_draft: bool) -> int:
+def checkpoint_position(num_tokens: int, unit: int, policy: GroupPolicy) -> int:
     """The last multiple of `unit` whose state a request with the same num_tokens tokens can resume from.
 
-    Without a draft one token must be left to compute; a draft leaves a whole unit.
+    One token must be left to compute, and those that the hash covers behind it; where a draft drops a unit, that unit.
     """
-    if is_draft:
+    if policy.any_draft:
         return max(round_down(num_tokens, unit) - unit, 0)
-    return round_down(num_tokens - 1, unit)
+    return max(round_down(num_tokens - max(1, policy.num_hash_lookahead), unit), 0)
 
 
 class StateBlocks(GroupBlocks):
@@ -181,7 +181,7 @@ class AlignedMambaManager(MambaManager):
     # Checkpoints within a prefill step
 
     def _checkpoint_position(self, ranges: SlotRanges) -> int:
-        return checkpoint_position(ranges.new_end, self.policy.hit_alignment, self.policy.any_draft)
+        return checkpoint_position(ranges.new_end, self.policy.hit_alignment, self.policy)
 
     def _needs_checkpoint(self, held: StateBlocks, ranges: SlotRanges) -> bool:
         """Whether this step writes a reusable state on its way, and its table entry is free for it."""
@@ -243,7 +243,7 @@ class AlignedMambaManager(MambaManager):
         position = held.checkpoint
         block = held.blocks[held.checkpoint_index]
         at_prompt_end = position == checkpoint_position(
-            request.num_prompt_tokens, self.policy.hit_alignment, self.policy.any_draft
+            request.num_prompt_tokens, self.policy.hit_alignment, self.policy
         )
         is_kept = position % self.block_size == 0 and self._is_segment_end(position // self.block_size - 1)
         if block.block_id == 0:
@@ -262,7 +262,7 @@ class AlignedMambaManager(MambaManager):
         unit = self.policy.hash_block_size
         if num_tokens <= 0 or num_tokens % unit != 0:
             return
-        at_prompt_end = num_tokens == checkpoint_position(request.num_prompt_tokens, unit, self.policy.any_draft)
+        at_prompt_end = num_tokens == checkpoint_position(request.num_prompt_tokens, unit, self.policy)
         at_shared_prefix = (
             self.policy.pins_shared_prefix
             and num_tokens == request.shared_prefix_boundary
@@ -272,7 +272,7 @@ class AlignedMambaManager(MambaManager):
         if not (at_prompt_end or at_shared_prefix) or index >= len(held.blocks):
             return
         block = held.blocks[index]
-        if block.block_id == 0:
+        if block.block_id == 0 or (block.num_hash_tokens == num_tokens and not self.policy.recaches_hit_states):
             return
         self.cache_partial(block, request, num_tokens)
         if num_tokens % self.block_size != 0:
@@ -298,7 +298,7 @@ class AlignedMambaManager(MambaManager):
         if interval < 0 or 0 < interval <= self.block_size:
             return None
         keep = [self._is_segment_end(index) for index in range(start, end)]
-        for boundary in replay_ends(request, self.policy):
+        for boundary in replay_ends(request, self.policy, self.block_size):
             index = round_down(boundary, self.policy.hit_alignment) // self.block_size - 1
             if start <= index < end:
                 keep[index - start] = True
@@ -322,9 +322,9 @@ class AlignedMambaManager(MambaManager):
         exports = (
             self.has_checkpoint_blocks
             and end >= prefill_end
-            and self._can_export(start, end, checkpoint_position(prefill_end, policy.hit_alignment, policy.any_draft))
+            and self._can_export(start, end, checkpoint_position(prefill_end, policy.hit_alignment, policy))
         )
-        last_boundary = 0 if exports else checkpoint_position(request.num_tokens, block_size, policy.any_draft)
+        last_boundary = 0 if exports else checkpoint_position(request.num_tokens, block_size, policy)
         if end < prefill_end:
             aligned = round_down(end, block_size)
             if aligned > start or block_size <= max_chunk:
@@ -333,7 +333,7 @@ class AlignedMambaManager(MambaManager):
         if start % block_size != 0 and not exports:
             stops.append(round_down(start, block_size) + block_size)
         if hits_inside and not exports:
-            tail = checkpoint_position(request.num_prompt_tokens, policy.hash_block_size, policy.any_draft)
+            tail = checkpoint_position(request.num_prompt_tokens, policy.hash_block_size, policy)
             if last_boundary < tail < request.num_prompt_tokens:
                 stops.append(tail)
         junction = request.shared_prefix_boundary

@@ -311,14 +311,18 @@ class SingleTypeKVCacheManager(ABC):
         # Inside blocks nothing is rounded: a tail that was copied away would be cached again in its old block.
         alignment = 1 if self.policy.hits_inside_blocks else self.policy.hit_alignment
         end = round_down(num_computed_tokens, alignment)
-        if not self.policy.is_draft or end == 0:
-            return end
+        if end == 0:
+            return 0
         settled = max(0, num_computed_tokens - self.policy.num_unsettled)
+        if not self.policy.is_draft:
+            return round_down(settled, alignment)
         return min(settled, round_down(settled, alignment) + self.block_size)
 
     def cache_blocks(self, held: GroupBlocks, request: Request, num_computed_tokens: int) -> None:
-        """Makes blocks that are full at num_computed_tokens tokens hits for others. REQUIRES the request's hashes."""
+        """Makes blocks that are full at num_computed_tokens tokens, and have their hash, hits for others."""
         num_full = self.cacheable_end(num_computed_tokens) // self.block_size
+        if self.policy.num_hash_lookahead > 0:
+            num_full = min(num_full, self._named_end(request) // self.block_size)
         start = held.num_cached_blocks
         if num_full <= start:
             return
@@ -335,6 +339,11 @@ class SingleTypeKVCacheManager(ABC):
         if self._observer is not None:
             size = self.block_size
             self._observer.blocks_filled(request, self.group_id, cached, start * size, num_full * size, self._sizes)
+
+    def _named_end(self, request: Request) -> int:
+        """Where the last hash unit ends whose hash can be known: it is whole, and the tokens behind it are there."""
+        unit = self.policy.hash_block_size
+        return round_down(max(0, request.num_tokens - self.policy.num_hash_lookahead), unit)
 
     def cache_partial(self, block: KVCacheBlock, request: Request, num_tokens: int) -> None:
         """Makes a block a hit for the request's first num_tokens tokens, which end inside it at a hash unit."""

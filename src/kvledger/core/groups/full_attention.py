@@ -91,7 +91,7 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         unit = self.policy.hash_block_size
         # Sending the prompt again can use all but its last token; a draft looks at all of it before it drops a unit.
         limit = request.num_prompt_tokens if self.policy.is_draft else request.num_prompt_tokens - 1
-        boundary = round_down(limit, unit)
+        boundary = min(round_down(limit, unit), self._named_end(request))
         index = boundary // self.block_size
         if boundary == 0 or boundary > num_tokens or boundary % self.block_size == 0 or index >= len(held.blocks):
             return

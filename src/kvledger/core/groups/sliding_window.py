@@ -132,14 +132,14 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
             for index in range(max(start, shift), end):
                 keep[index - start] = (index - shift) % per_segment >= per_segment - num_needed
         if interval >= 0:
-            for boundary in replay_ends(request, self.policy):
+            for boundary in replay_ends(request, self.policy, self.block_size):
                 tail_end = round_down(boundary, alignment) // block_size + shift
                 for index in range(max(start, tail_end - num_needed), min(end, tail_end)):
                     keep[index - start] = True
         return keep
 
 
-def replay_ends(request: Request, policy: GroupPolicy) -> list[int]:
+def replay_ends(request: Request, policy: GroupPolicy, block_size: int) -> list[int]:
     """Positions at which a later request with the same prompt can resume: the same prompt again, a longer one, and a
     prefix that others are known to share.
 
@@ -154,4 +154,7 @@ def replay_ends(request: Request, policy: GroupPolicy) -> list[int]:
         ends = [num_prompt - 1]
     if request.shared_prefix_boundary > 0:
         ends.append(request.shared_prefix_boundary)
+        if policy.is_draft and policy.keeps_block_below_junction:
+            # Who leaves the shared prefix right behind it has no block there to drop.
+            ends.append(request.shared_prefix_boundary - block_size)
     return ends

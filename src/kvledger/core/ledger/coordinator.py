@@ -342,9 +342,7 @@ class KVCacheCoordinator(ABC):
     def clip_chunk(self, request: Request, start: int, end: int, max_chunk: int) -> int:
         """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
         asked = end
-        # Each is asked about the chunk that the budget allows: what another one stops at is no lack of budget.
-        for manager in self._chunk_clippers:
-            end = min(end, manager.clip_chunk(request, start, asked, max_chunk))
+        end = self._clip_by_groups(request, start, end, max_chunk)
         rest = request.num_tokens - end
         if 0 < rest < self._min_rest:
             end -= self._min_rest - rest
@@ -353,6 +351,20 @@ class KVCacheCoordinator(ABC):
                 # or nothing would ever be computed.
                 return asked
         return max(end, start)
+
+    def waits_for_rest(self, request: Request, start: int, end: int, max_chunk: int) -> bool:
+        """Whether clip_chunk says to wait only because the chunk would end too near to the prompt's end for a draft."""
+        return (
+            self.clip_chunk(request, start, end, max_chunk) <= start
+            and self._clip_by_groups(request, start, end, max_chunk) > start
+        )
+
+    def _clip_by_groups(self, request: Request, start: int, end: int, max_chunk: int) -> int:
+        clipped = end
+        # Each is asked about the chunk that the budget allows: what another one stops at is no lack of budget.
+        for manager in self._chunk_clippers:
+            clipped = min(clipped, manager.clip_chunk(request, start, end, max_chunk))
+        return clipped
 
     def reset_prefix_cache(self) -> bool:
         """Takes every hash in every pool; False, changing nothing, while requests hold blocks in any of them."""

@@ -26,6 +26,7 @@ from kvledger.core.groups.allocation_checks import (
     require_sound_start,
     too_long,
 )
+from kvledger.core.groups.decisions import LATEST_RELEASE, Decisions
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.groups.registry import ManagerRegistry
 from kvledger.core.groups.slot_ranges import SlotRanges, growth_ranges, remaining_ranges, sequence_ranges, start_ranges
@@ -53,6 +54,7 @@ class KVCacheManager:
     max_model_len). `drafts`: the rule of a draft model, if one keeps KV values. `retention_interval`: sparse groups
     (windows, states) keep a reusable tail once in so many tokens, 0: only where a replay of the prompt can use it,
     None: at every boundary. `pins_shared_prefix`: also cache a state exactly where a shared prefix ends.
+    `decisions`: the release of vLLM whose decisions are made, "0.33" or "0.32".
     `context_parallel_size`: ranks that share out each block's tokens. `registry`: managers for your own specs.
     `explain_misses`: find out why prompts miss, within these bounds; then `misses` tells.
     `residency`: samples how long blocks stay.
@@ -71,6 +73,7 @@ class KVCacheManager:
         retention_interval: int | None = None,
         pins_shared_prefix: bool = False,
         context_parallel_size: int = 1,
+        decisions: str = LATEST_RELEASE,
         registry: ManagerRegistry | None = None,
         observer: LedgerObserver | None = None,
         explain_misses: MissConfig | None = None,
@@ -96,12 +99,16 @@ class KVCacheManager:
             retention_interval=retention_interval,
             context_parallel_size=context_parallel_size,
             pins_shared_prefix=pins_shared_prefix,
+            decisions=decisions,
             observer=observer,
             residency=residency,
         )
         if hasher is None:
             hasher = Sha256BlockHasher(rules.resolved_hash_block_size(config))
+        hasher.serve(rules.num_hash_lookahead)
         self.config: Final = config
+        # The rules of the release that decides; a scheduler follows them too.
+        self.decisions: Final[Decisions] = rules.release
         self.max_model_len: Final = max_model_len
         self._max_end: Final[i64] = max_model_len
         self.enable_caching: Final = enable_caching
@@ -374,6 +381,10 @@ class KVCacheManager:
         only where a step ends can do so. 0: wait for more budget. `max_chunk`: most tokens that a step can have.
         """
         return self._coordinator.clip_chunk(request, start, start + num_new_tokens, max_chunk) - start
+
+    def waits_for_rest(self, request: Request, start: int, num_new_tokens: int, max_chunk: int) -> bool:
+        """Whether clip_chunk gives 0 only because the chunk would end too near to the prompt's end for a draft."""
+        return self._coordinator.waits_for_rest(request, start, start + num_new_tokens, max_chunk)
 
     def take_block_copies(self) -> list[BlockCopy]:
         """Copy orders since the last call, for the step about to be sent to the workers."""

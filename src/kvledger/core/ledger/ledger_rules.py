@@ -5,6 +5,7 @@ from math import gcd, lcm
 
 from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.observer import LedgerObserver
+from kvledger.core.groups.decisions import LATEST_RELEASE, Decisions, decisions_of
 from kvledger.core.groups.policy import DraftRule, GroupPolicy
 from kvledger.core.groups.registry import ManagerRegistry
 from kvledger.core.groups.spec import KVCacheConfig, KVCacheSpec
@@ -25,6 +26,7 @@ class LedgerRules:
     retention_interval: int | None = None
     context_parallel_size: int = 1
     pins_shared_prefix: bool = False
+    decisions: str = LATEST_RELEASE
     observer: LedgerObserver | None = None
     residency: BlockResidency | None = None
 
@@ -32,6 +34,26 @@ class LedgerRules:
         require_positive("max_model_len", self.max_model_len)
         require_positive("max_in_flight_tokens", self.max_in_flight_tokens)
         require_positive("context_parallel_size", self.context_parallel_size)
+        decisions_of(self.decisions)
+
+    @property
+    def release(self) -> Decisions:
+        """The rules of the release that decides."""
+        return decisions_of(self.decisions)
+
+    @property
+    def num_hash_lookahead(self) -> int:
+        """Tokens behind a block that its hash covers as well."""
+        drafts = self.drafts
+        if drafts is None or not drafts.values_depend_on_next or not self.enable_caching:
+            return 0
+        hashes_ahead = self.release.hashes_ahead if drafts.hashes_ahead is None else drafts.hashes_ahead
+        return drafts.num_lookahead_tokens if hashes_ahead else 0
+
+    @property
+    def drops_last_blocks(self) -> bool:
+        """Whether hits of draft groups give up their last block."""
+        return self.drafts is not None and self.drafts.values_depend_on_next and self.num_hash_lookahead == 0
 
     def block_size(self, spec: KVCacheSpec) -> int:
         """Tokens in one block over all context-parallel ranks."""
@@ -61,22 +83,32 @@ class LedgerRules:
         alignment = unit if hits_inside_blocks else base
         self._require_sound(config, base)
         num_unsettled = 0 if self.drafts is None else max(0, self.drafts.num_lookahead_tokens - 1)
+        has_marked = self.drafts is not None and any(group.is_draft for group in config.groups)
         # Without a draft a request resumes at the block below, which is cached anyway.
         pins_shared_prefix = (
-            self.pins_shared_prefix and self.drafts is not None and hits_inside_blocks and num_unsettled == 0
+            self.pins_shared_prefix
+            and (self.drops_last_blocks or has_marked)
+            and hits_inside_blocks
+            and num_unsettled == 0
         )
+        release = self.release
         policies: list[GroupPolicy] = []
         for group in config.groups:
             block_size = self.block_size(group.spec)
+            is_draft = self._is_draft(config, group.spec)
             policies.append(
                 GroupPolicy(
                     hash_block_size=unit if self.enable_caching and group.spec.prefix_cacheable else block_size,
                     hit_alignment=alignment if self.enable_caching else block_size,
                     base_block_size=base,
                     hits_inside_blocks=hits_inside_blocks,
-                    is_draft=self._is_draft(config, group.spec),
-                    any_draft=self.drafts is not None,
-                    num_unsettled=num_unsettled,
+                    is_draft=is_draft,
+                    any_draft=self.drops_last_blocks,
+                    # Of several groups, those that drop nothing end at whole blocks of all groups anyway, as in vLLM.
+                    num_unsettled=num_unsettled if is_draft or len(config.groups) == 1 else 0,
+                    num_hash_lookahead=self.num_hash_lookahead,
+                    keeps_block_below_junction=release.keeps_block_below_junction,
+                    recaches_hit_states=release.recaches_hit_states,
                     retention_interval=-1 if self.retention_interval is None else self.retention_interval,
                     max_admission_blocks=group.max_admission_blocks(self.max_model_len, self.max_in_flight_tokens),
                     context_parallel_size=self.context_parallel_size,
@@ -101,8 +133,9 @@ class LedgerRules:
         return wanted
 
     def _is_draft(self, config: KVCacheConfig, spec: KVCacheSpec) -> bool:
-        """Groups marked as the draft's, those of an equal spec (looked up with them), or all if none is marked."""
-        if self.drafts is None:
+        """Whether hits of such a group give up their last block: groups marked as the draft's, those of an equal spec
+        (looked up with them), or all if none is marked."""
+        if not self.drops_last_blocks:
             return False
         marked = [group for group in config.groups if group.is_draft]
         return not marked or any(group.spec == spec for group in marked)
@@ -113,10 +146,12 @@ class LedgerRules:
             raise wrong_value(
                 "retention_interval", interval, f"no multiple of {base}, where hits can end", "give 0 or a multiple"
             )
-        if self.enable_caching and self.drafts is not None and base < self.drafts.num_lookahead_tokens:
+        drafts = self.drafts
+        is_flagged = self.drops_last_blocks or any(group.is_draft for group in config.groups)
+        if self.enable_caching and drafts is not None and is_flagged and base < drafts.num_lookahead_tokens:
             raise wrong_value(
                 "num_lookahead_tokens",
-                self.drafts.num_lookahead_tokens,
+                drafts.num_lookahead_tokens,
                 f"more than the {base} tokens that a hit gives up for the draft",
                 "use larger blocks or fewer draft tokens",
             )

@@ -9,6 +9,7 @@ byte, with H the hash function, all integers little-endian, tokens 4 bytes each:
         tag 1, block 0 only: adapter      u64 adapter_id | u64 generation | name in UTF-8
         tag 2, block 0 only: cache salt   UTF-8
         tag 3, each block that the item overlaps: multimodal   i64 item start - block start | content hash in UTF-8
+        tag 4, with a lookahead of L: the tokens behind the block    L tokens
 
 Parent and tokens have fixed lengths and extra keys are tagged and length-delimited, so no two different inputs give the
 same bytes: an adapter named like somebody's salt cannot meet it. Adapter and salt stand in block 0 only, because every
@@ -39,6 +40,7 @@ _DOMAIN: Final = b"kvledger-block-hash-1"
 _TAG_ADAPTER: Final = b"\x01"
 _TAG_SALT: Final = b"\x02"
 _TAG_MULTIMODAL: Final = b"\x03"
+_TAG_LOOKAHEAD: Final = b"\x04"
 
 
 def _entry(tag: bytes, payload: bytes) -> bytes:
@@ -69,16 +71,32 @@ def _multimodal_keys(items: tuple[MultiModalItem, ...], start: int, end: int) ->
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockHasher(ABC):
-    """Keeps a request's block_hashes current. `block_size`: tokens that one hash covers."""
+    """Keeps a request's block_hashes current. `block_size`: tokens that one hash names."""
 
     def __init__(self, block_size: int) -> None:
         require_positive("hash_block_size", block_size)
         self.block_size: Final = block_size
         self.epoch: int = 0
+        # Tokens behind a block that its hash covers as well: a draft's values in the block depend on them.
+        self.num_lookahead_tokens: int = 0
+        self._serves: bool = False
 
     @abstractmethod
     def extend(self, request: Request) -> None:
-        """Appends the hashes of blocks that became full since the last call: one for every full block afterwards."""
+        """Appends the hashes of blocks that became full since the last call: one for every full block afterwards whose
+        num_lookahead_tokens tokens behind it are known."""
+
+    def serve(self, num_lookahead_tokens: int) -> None:
+        """Called by a ledger that takes its names from here: its rules say how far behind a block a hash looks.
+
+        ConfigError when another ledger takes names from here that look less or more far: their requests would mix them.
+        """
+        if self._serves and num_lookahead_tokens != self.num_lookahead_tokens:
+            raise wrong_value(
+                "hasher", type(self).__name__, "it hashes for a ledger with other drafts", "give each ledger its own"
+            )
+        self._serves = True
+        self.num_lookahead_tokens = num_lookahead_tokens
 
     def start_epoch(self) -> None:
         """Makes all new hashes differ from all earlier ones, as when the model's weights changed."""
@@ -117,9 +135,11 @@ class ChainedBlockHasher(BlockHasher):
         block_size = self.block_size
         hashes = request.block_hashes
         request.hash_block_size = block_size
+        request.hash_lookahead = self.num_lookahead_tokens
         start = len(hashes) * block_size
         end = start + block_size
-        num_tokens = request.num_tokens
+        num_ahead = self.num_lookahead_tokens
+        num_tokens = request.num_tokens - num_ahead
         if end > num_tokens:
             return
         parent = hashes[-1] if hashes else self.root(request.hash_epoch)
@@ -129,7 +149,9 @@ class ChainedBlockHasher(BlockHasher):
             if start == 0:
                 data += _identity_keys(request)
             if request.multimodal:
-                data += _multimodal_keys(request.multimodal, start, end)
+                data += _multimodal_keys(request.multimodal, start, end + num_ahead)
+            if num_ahead > 0:
+                data += _entry(_TAG_LOOKAHEAD, tokens.pack(end, end + num_ahead))
             parent = self.digest(data)
             hashes.append(parent)
             start = end
@@ -186,7 +208,7 @@ class GivenBlockHasher(BlockHasher):
     """For engines that hash on their own: block_hashes come with the request and are used as they are."""
 
     def extend(self, request: Request) -> None:
-        needed = request.num_tokens // self.block_size
+        needed = max(0, request.num_tokens - self.num_lookahead_tokens) // self.block_size
         if len(request.block_hashes) < needed:
             raise RequestError(
                 f"request {request.request_id!r}: {len(request.block_hashes)} block hashes for {needed} full blocks of "

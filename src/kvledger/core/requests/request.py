@@ -117,9 +117,11 @@ class Request:
         self.num_preemptions: int = 0
         # Where a prefix ends that others share and a sparse group has not cached yet; 0: not known.
         self.shared_prefix_boundary: int = 0
-        # Hash of every full hash block of `tokens`, its size, and the hasher's epoch that they belong to.
+        # Hash of every full hash block of `tokens`, its size, how many tokens behind it a hash covers, and the hasher's
+        # epoch that they belong to.
         self.block_hashes: list[bytes] = []
         self.hash_block_size: int = 0
+        self.hash_lookahead: int = 0
         self.hash_epoch: int = 0
         # A step that ends here or earlier, lookahead included, needs nothing of the ledger: it stays within the blocks
         # that the request holds, fills none and leaves none behind. 0: ask. Only the ledger writes it.
@@ -175,6 +177,7 @@ class Request:
         twin.block_hashes = self.block_hashes.copy()
         twin.hash_epoch = self.hash_epoch
         twin.hash_block_size = self.hash_block_size
+        twin.hash_lookahead = self.hash_lookahead
         return twin
 
     def output_token_ids(self) -> list[int]:
@@ -197,5 +200,6 @@ class Request:
         self.num_prompt_tokens = num_tokens
         # A new list: whoever keeps the old one knows hashes of the tokens that were. What the caller's hashes cover is
         # not known here: the caller gives them again.
-        num_hashes = num_tokens // self.hash_block_size if self.hash_block_size > 0 else 0
+        num_named = num_tokens - self.hash_lookahead
+        num_hashes = num_named // self.hash_block_size if self.hash_block_size > 0 and num_named > 0 else 0
         self.block_hashes = self.block_hashes[:num_hashes]

@@ -21,6 +21,11 @@ class ReturningPass:
         self._accounting: Final = state.accounting
         self._fence: Final = state.fence
         self._steps_overlap: Final = state.config.max_steps_in_flight > 1
+        self._verifies_drafts: Final = state.config.num_speculative_tokens > 0
+        # What a step fills is indexed when it is scheduled.
+        self._is_plain: Final = not self._steps_overlap and not (
+            state.manager.decisions.caches_verified_drafts and self._verifies_drafts
+        )
 
     def take(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
         """Closes the step with any number of tokens a row; returns what requests gained."""
@@ -45,7 +50,7 @@ class ReturningPass:
         self._require_one_a_row(output, len(token_ids))
         self._close(output)
         # Nothing was drafted and nothing is awaited: a token that comes back is only appended.
-        is_plain = not self._steps_overlap and not output.draft_token_ids
+        is_plain = self._is_plain and not output.draft_token_ids
         num_scheduled = output.num_scheduled_tokens
         max_model_len = self._manager.max_model_len
         end = StepEnd()
@@ -121,7 +126,9 @@ class ReturningPass:
             request.num_output_placeholders -= num_rejected
 
     def _take_tokens(self, request: Request, sampled: list[int], is_stale: bool) -> RequestOutput:
-        """Appends sampled tokens up to a stop; caches what became certain when steps overlap."""
+        """Appends sampled tokens up to a stop; caches what became certain by them."""
+        rules = self._manager.decisions
+        was_awaited = request.num_output_placeholders > 0
         finish: RequestStatus | None = None
         num_taken = 0
         for token_id in sampled:
@@ -130,10 +137,15 @@ class ReturningPass:
             finish = self._finish_status(request, token_id)
             if finish is not None:
                 break
-        if self._steps_overlap:
-            if not is_stale:
-                request.num_output_placeholders -= num_taken
-            if request.status is RequestStatus.RUNNING:
+        if rules.trims_stops and finish is not None and not is_stale:
+            request.num_computed_tokens -= len(sampled) - num_taken
+        if was_awaited and not is_stale:
+            request.num_output_placeholders -= len(sampled) if rules.trims_stops else num_taken
+        if request.status is RequestStatus.RUNNING:
+            if rules.caches_verified_drafts:
+                if not is_stale and (was_awaited or self._verifies_drafts):
+                    self._manager.cache_blocks(request, request.num_computed_tokens - request.num_in_flight_tokens)
+            elif self._steps_overlap:
                 self._manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
         if finish is not None:
             self._state.finish(request, finish)

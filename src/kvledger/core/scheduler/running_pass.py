@@ -19,6 +19,9 @@ class RunningPass:
         self._manager: Final = state.manager
         self._num_lookahead_tokens: Final = state.config.num_lookahead_tokens
         self._by_priority: Final = state.config.policy is SchedulingPolicy.PRIORITY
+        self._victim_yields: Final = self._by_priority and state.manager.decisions.victim_yields
+        # Where the request stands that others are preempted for, or would stand.
+        self._place: int = 0
 
     def schedule(self, step: StepBuilder) -> None:
         threshold = self._state.long_prefill_threshold()
@@ -48,11 +51,17 @@ class RunningPass:
                     # The pool has no room for the drafts at all: go on without them.
                     request.draft_token_ids = []
                     continue
-                if not self._allocate_by_preempting(step, request, num_new):
+                self._place = index
+                has_slots = self._allocate_by_preempting(step, request, num_new)
+                index = self._place
+                if not has_slots:
                     if request.status is RequestStatus.FINISHED_ERROR:
                         continue
+                    if request.status is RequestStatus.PREEMPTED and self._victim_yields:
+                        # Its blocks are free now, and those behind it are more urgent.
+                        continue
+                    self._state.wait_log.break_off(index)
                     break
-                index = running.index(request)
             self._add(step, request, num_new)
             index += 1
 
@@ -131,6 +140,8 @@ class RunningPass:
                 # Its blocks would not be free before that step is back: it may as well go on.
                 self._state.wait_log.stop_at_fence(self._state.running.index(request), self._manager.shortage)
                 return False
+            if victim is not self._state.running[-1] and self._state.running.index(victim) < self._place:
+                self._place -= 1
             if step.remove(victim):
                 # Its blocks of this step were made hits and will not be written now.
                 self._manager.uncache_beyond(victim, victim.num_computed_tokens)

@@ -109,7 +109,7 @@ class SchedulerState:
         if self.running[place] is not request:
             place = self.running.index(request)
         del self.running[place]
-        self.wait_log.preempt(request, place, self.manager.shortage)
+        self.wait_log.preempt(request, self.manager.shortage)
         if self.accounting is not None:
             self.accounting.preempt(request)
         self.give_back(request)

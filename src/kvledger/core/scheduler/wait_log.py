@@ -73,17 +73,19 @@ class WaitLog:
         self.num_waiting = num_waiting
         self.next_step = self.step + 1
 
-    def preempt(self, request: Request, place: int, shortage: BlockShortage | None) -> None:
-        """The running request at that place loses its blocks, within the step or between two. `shortage`: the one that
-        the ledger reported last.
+    def preempt(self, request: Request, shortage: BlockShortage | None) -> None:
+        """A running request loses its blocks, within the step or between two. `shortage`: the one that the ledger
+        reported last.
         """
         request.waiting_since_step = self.next_step
         if self.next_step > self.step:
             return
         assert shortage is not None
         self.preemptions.append(Preemption(request, shortage))
-        if shortage.request_id == request.request_id:
-            self.broke_off_at = place
+
+    def break_off(self, place: int) -> None:
+        """The running pass ends with the request that stood at that place, which had to preempt itself."""
+        self.broke_off_at = place
 
     def stop_at_fence(self, place: int, shortage: BlockShortage | None) -> None:
         """The running request at that place gets no blocks before a step in flight is back."""

@@ -23,6 +23,7 @@ class Candidate:
         self.num_computed: Final = num_local + num_external
         # If it is not admitted.
         self.wait_reason: WaitReason = WaitReason.BLOCKS
+        self.is_passed_over: bool = False
 
 
 class WaitingPass:
@@ -54,6 +55,10 @@ class WaitingPass:
             num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
             if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
                 error = state.pool_error(request, request.num_tokens)
+                if error is None and candidate.is_passed_over:
+                    log.pass_over(request, candidate.wait_reason)
+                    skipped.append(request)
+                    continue
                 if error is None:
                     log.block(request, candidate.wait_reason)
                     skipped.append(request)
@@ -155,7 +160,12 @@ class WaitingPass:
         clipped = self._manager.clip_chunk(
             candidate.request, candidate.num_computed, num_new, self._config.max_prefill_chunk
         )
-        return clipped if clipped > 0 else self._wait(candidate, WaitReason.CHUNK_CLIPPED, num_new)
+        if clipped > 0:
+            return clipped
+        candidate.is_passed_over = self._manager.decisions.skips_reserved_chunks and self._manager.waits_for_rest(
+            candidate.request, candidate.num_computed, num_new, self._config.max_prefill_chunk
+        )
+        return self._wait(candidate, WaitReason.CHUNK_CLIPPED, num_new)
 
     def _wait(self, candidate: Candidate, reason: WaitReason, num_tokens: int) -> int:
         """No tokens for this candidate, which wanted so many."""

@@ -1,0 +1,74 @@
+"""Where vLLM's releases decide differently: one named rule for each difference, and a release as a set of answers.
+
+Chosen once, when a ledger is made; nothing asks for a version later. docs/differences.md says of each rule what it
+changes. A release that nobody has looked at yet is compared with these by its own files (docs/releases.md).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvledger.errors import wrong_value
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The rules of one release.
+
+    `hashes_ahead`: a block's hash also covers the tokens that a draft's values in it depend on, so that no block of a
+    hit is dropped; otherwise the last one is.
+    `keeps_block_below_junction`: with sparse retention and dropped blocks, the tail one block below a shared prefix is
+    kept too.
+    `recaches_hit_states`: a state that was hit counts as written again when its request reaches its end, and nobody can
+    start from it in that step.
+    `caches_verified_drafts`: what verified drafts or overlapping steps filled is indexed when its step returns, up to
+    what has returned; otherwise drafts when the next step is scheduled, and overlapping steps up to what is expected.
+    `trims_stops`: tokens behind a stop inside a verified draft count as returned, and as not computed.
+    `victim_yields`: a request that has to preempt itself under PRIORITY lets those behind it have their turn in the
+    same step.
+    `skips_reserved_chunks`: a waiting request whose chunk would end too near to its prompt's end is passed over;
+    otherwise everybody waits behind it.
+    """
+
+    release: str
+    hashes_ahead: bool
+    keeps_block_below_junction: bool
+    recaches_hit_states: bool
+    caches_verified_drafts: bool
+    trims_stops: bool
+    victim_yields: bool
+    skips_reserved_chunks: bool
+
+
+_RELEASES: Final = {
+    "0.32": Decisions(
+        release="0.32",
+        hashes_ahead=False,
+        keeps_block_below_junction=False,
+        recaches_hit_states=True,
+        caches_verified_drafts=False,
+        trims_stops=False,
+        victim_yields=False,
+        skips_reserved_chunks=False,
+    ),
+    "0.33": Decisions(
+        release="0.33",
+        hashes_ahead=True,
+        keeps_block_below_junction=True,
+        recaches_hit_states=False,
+        caches_verified_drafts=True,
+        trims_stops=True,
+        victim_yields=True,
+        skips_reserved_chunks=True,
+    ),
+}
+RELEASES: Final = tuple(sorted(_RELEASES))
+LATEST_RELEASE: Final = RELEASES[-1]
+
+
+def decisions_of(release: str) -> Decisions:
+    """The rules of that release. ConfigError for one whose decisions are not known."""
+    found = _RELEASES.get(release)
+    if found is None:
+        problem = "no release of vLLM whose decisions are known"
+        raise wrong_value("decisions", release, problem, "use " + " or ".join(RELEASES))
+    return found
