@@ -160,6 +160,14 @@ def _cached_blocks() -> Question:
     return Question("cached_blocks", "the same in one pool with more and more cached blocks", tuple(cases))
 
 
+def _reset() -> Question:
+    cases = [
+        Case("reset", f"{blocks}, all cached", 2 if num_blocks == _M else 5, per=num_blocks, num_blocks=num_blocks)
+        for num_blocks, blocks in _POOLS
+    ]
+    return Question("reset", "reset_prefix_cache, a block", tuple(cases))
+
+
 def _block_table() -> Question:
     name = "block_table"
     cases = (
@@ -194,6 +202,7 @@ QUESTIONS: Final[dict[str, Question]] = {
         _collection(),
         _pool_size(),
         _cached_blocks(),
+        _reset(),
         _block_table(),
         _replay(),
     )

@@ -267,6 +267,22 @@ class AdmitAndFree(Operation):
         self._manager.free(request)
 
 
+class Reset(Operation):
+    """A cache that was filled before."""
+
+    warm_up = 0
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self._num_blocks: Final[int] = case["num_blocks"]
+        self._manager: Final = make_manager(self._num_blocks, "xxh3")
+
+    def before(self) -> None:
+        fill(self._manager, self._num_blocks - 1)
+
+    def run(self) -> None:
+        self._manager.reset_prefix_cache()
+
+
 class NewRow(Operation):
     """A new request gets a row that another has left; the scheduler has just made the lists of ids."""
 
@@ -385,6 +401,7 @@ _OPERATIONS: Final[dict[str, Callable[[dict[str, Any]], Operation]]] = {
     "collection": Collection,
     "pool_size": AdmitAndFree,
     "cached_blocks": AdmitAndFree,
+    "reset": Reset,
     "block_table": _block_table,
     "replay": _replay,
 }

@@ -341,6 +341,20 @@ def make_table() -> BlockTable:
     return BlockTable(BLOCK_SIZE, TABLE_ROWS, TABLE_COLUMNS, 8192, False, torch.device("cpu"), 1)
 
 
+class Reset(Operation):
+    warm_up = 0
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self._num_blocks: Final[int] = case["num_blocks"]
+        self._manager: Final = make_manager(self._num_blocks)
+
+    def before(self) -> None:
+        fill(self._manager, self._num_blocks - 1)
+
+    def run(self) -> None:
+        self._manager.reset_prefix_cache()
+
+
 class NewRow(Operation):
     def __init__(self, case: dict[str, Any]) -> None:
         self._num_rows: Final[int] = case["per"]
@@ -445,6 +459,7 @@ _OPERATIONS: Final[dict[str, Callable[[dict[str, Any]], Operation]]] = {
     "collection": Collection,
     "pool_size": AdmitAndFree,
     "cached_blocks": AdmitAndFree,
+    "reset": Reset,
     "block_table": _block_table,
     "replay": _replay,
 }

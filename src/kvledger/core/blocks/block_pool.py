@@ -12,6 +12,8 @@ counted or freed, and leaves num_blocks - 1 usable blocks.
 from dataclasses import dataclass
 from typing import Final
 
+from mypy_extensions import i64
+
 from kvledger.core.blocks.block import FreeKVCacheBlockQueue, KVCacheBlock, make_blocks
 from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
@@ -53,6 +55,8 @@ class BlockPool:
         # Hashes beyond block.block_hash of the few blocks that answer for more than one prefix of theirs.
         self._more_hashes: dict[int, list[bytes]] = {}
         self._num_free_cached: int = 0
+        # How often a block has lost its hashes so far: a hit that was found at the same number is still one.
+        self.num_losses: i64 = 0
         # Blocks that lost their hashes so far, by cause.
         self._num_reused: int = 0
         self._num_evicted: int = 0
@@ -249,6 +253,12 @@ class BlockPool:
         """The first block that carries that hash in that group, held or free, or None."""
         return self.indexes[group_id].get(block_hash)
 
+    def answers_for(self, block: KVCacheBlock, block_hash: bytes, group_id: int) -> bool:
+        """Whether a block is this pool's and carries that hash in that group, be it as a further one."""
+        if not self.owns(block) or block.block_hash is None or block.group_id != group_id:
+            return False
+        return block.block_hash == block_hash or block_hash in self._more_hashes.get(block.block_id, [])
+
     def further_hashes(self, block: KVCacheBlock) -> list[bytes]:
         """What a block answers for beyond block_hash: shorter prefixes that end inside it. Mostly nothing."""
         return self._more_hashes.get(block.block_id, []).copy()
@@ -270,22 +280,25 @@ class BlockPool:
             self._residency.end(blocks)
 
     def reset_prefix_cache(self) -> bool:
-        """Takes every hash. False, with a warning to the observer, while requests hold blocks. O(cached blocks)."""
+        """Takes every hash. False, with a warning to the observer, while requests hold blocks. O(blocks)."""
         num_held = self.num_usable_blocks - self.free_queue.num_free_blocks
         if num_held > 0:
             if self._observer is not None:
                 self._observer.prefix_cache_reset_refused(num_held)
             return False
-        cached: list[KVCacheBlock] = []
-        for index in self.indexes:
-            for block_hash, blocks in index.blocks().items():
-                # Not again under a further hash of theirs.
-                cached.extend([block for block in blocks if block.block_hash == block_hash])
-        self._announce_eviction(cached, EvictionCause.RESET)
-        for block in cached:
-            self._unindex(block)
-        self._num_reset += len(cached)
+        if self._observer is not None:
+            self._announce_eviction(self._cached_blocks(), EvictionCause.RESET)
+        self._num_reset += self._num_free_cached
         self._num_free_cached = 0
+        self.num_losses += 1
+        self._more_hashes.clear()
+        # Block by block and index by index, not by hash: a look-up for each would cost twenty times as much.
+        for block in self.blocks:
+            if block.block_hash is not None:
+                block.block_hash = None
+                block.num_hash_tokens = 0
+        for index in self.indexes:
+            index.clear()
         if self._residency is not None:
             self._residency.reset()
         if self._observer is not None:
@@ -327,6 +340,15 @@ class BlockPool:
         require(num_entries == len(carriers) + num_more, "a hash of a block is missing in the prefix index")
         require(num_free_cached == self._num_free_cached, "the count of free cached blocks is wrong")
 
+    def _cached_blocks(self) -> list[KVCacheBlock]:
+        """All that carry a hash, in the order in which each group cached them."""
+        cached: list[KVCacheBlock] = []
+        for index in self.indexes:
+            for block_hash, blocks in index.blocks().items():
+                # Not again under a further hash of theirs.
+                cached.extend([block for block in blocks if block.block_hash == block_hash])
+        return cached
+
     def _announce_eviction(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
         """Tells the observer which of these blocks are about to lose their hashes."""
         if self._observer is not None:
@@ -345,6 +367,7 @@ class BlockPool:
         assert block_hash is not None
         index = self.indexes[block.group_id]
         index.remove(block_hash, block)
+        self.num_losses += 1
         block.block_hash = None
         block.num_hash_tokens = 0
         if self._more_hashes:

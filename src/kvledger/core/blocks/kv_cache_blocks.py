@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 
@@ -24,13 +24,14 @@ class KVCacheBlocks:
 
 @mypyc_attr(acyclic=True)
 class PrefixHit:
-    """What the prefix cache has of a request. Valid until the next call that changes the ledger.
+    """What the prefix cache has of a request. allocate_slots refuses one whose blocks cache something else by then.
 
     `limiting_group`: the group for whose sake it is not longer; -1 when none had less than the lookup's limit.
     `limited_end`: where the tokens end that other groups have cached and that one has not, or only a part of one of its
     larger blocks; 0 if none have more. `shared_prefix_boundary`: where a longer prefix ends, a possible hit, that other
     groups have cached and a sparse one (windows, states) has not; 0 if there is none. Worth caching there when the
-    request gets to it.
+    request gets to it. `age`: the coordinator's age() when it was found; `hashes`: the list of hashes that it was found
+    by. While both are the same, the hit needs no second look.
     """
 
     def __init__(
@@ -40,12 +41,28 @@ class PrefixHit:
         limiting_group: int,
         shared_prefix_boundary: int = 0,
         limited_end: int = 0,
+        age: i64 = -1,
+        hashes: list[bytes] | None = None,
     ) -> None:
         self.blocks: Final = blocks
         self.num_tokens: Final = num_tokens
         self.limiting_group: Final = limiting_group
         self.shared_prefix_boundary: Final = shared_prefix_boundary
         self.limited_end: Final = limited_end
+        self.age: Final[i64] = age
+        self.hashes: Final = hashes
+
+    def with_blocks(self, blocks: list[list[KVCacheBlock]], num_tokens: int) -> "PrefixHit":
+        """The same find with fewer blocks, for so many of its tokens."""
+        return PrefixHit(
+            KVCacheBlocks(blocks),
+            num_tokens,
+            self.limiting_group,
+            self.shared_prefix_boundary,
+            self.limited_end,
+            self.age,
+            self.hashes,
+        )
 
 
 @mypyc_attr(acyclic=True)

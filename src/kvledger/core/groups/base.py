@@ -13,6 +13,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool
 from kvledger.core.blocks.holds import BlockCopies
+from kvledger.core.blocks.kv_cache_blocks import PrefixHit
 from kvledger.core.blocks.new_blocks import NewBlocks
 from kvledger.core.blocks.observer import GroupSizes, LedgerObserver
 from kvledger.core.blocks.prefix_index import PrefixIndex
@@ -103,6 +104,19 @@ class SingleTypeKVCacheManager(ABC):
         `group_ids`: groups with this manager's spec, this one among them, looked up together: a block counts if all of
         them have it. `drops_last`: a draft needs the last block computed again.
         """
+
+    def still_has(self, block: KVCacheBlock, index: int, hit: PrefixHit, hashes: list[bytes]) -> bool:
+        """Whether a block that stands at `index` of a hit's table still answers for it in a sequence with these hashes.
+
+        Where the hit ends inside it, any hash of the block that covers the hit's tokens will do.
+        """
+        unit = self.policy.hash_block_size
+        end = (index + 1) * self.block_size
+        first = hit.num_tokens if index * self.block_size < hit.num_tokens < end else end
+        for num_units in range(cdiv(first, unit), min(end // unit, len(hashes)) + 1):
+            if self.pool.answers_for(block, hashes[num_units - 1], self.group_id):
+                return True
+        return False
 
     # Counting
 

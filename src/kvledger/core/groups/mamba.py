@@ -6,6 +6,7 @@ One block is one state, whatever the number of tokens behind it: a request holds
 from mypy_extensions import mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.kv_cache_blocks import PrefixHit
 from kvledger.core.groups.base import GroupBlocks, GroupHit, ManagerContext, SingleTypeKVCacheManager, cached_in_all
 from kvledger.core.groups.policy import GroupPolicy
 from kvledger.core.groups.slot_ranges import SlotRanges
@@ -75,6 +76,17 @@ class MambaManager(SingleTypeKVCacheManager):
                     hit.append(table)
                 return GroupHit(hit, end * unit)
         return GroupHit([[] for _ in group_ids], 0)
+
+    def still_has(self, block: KVCacheBlock, index: int, hit: PrefixHit, hashes: list[bytes]) -> bool:
+        """A state is one after exactly so many tokens."""
+        unit = self.policy.hash_block_size
+        num_tokens = min((index + 1) * self.block_size, hit.num_tokens)
+        num_units = num_tokens // unit
+        return (
+            num_tokens % unit == 0
+            and 0 < num_units <= len(hashes)
+            and self.pool.answers_for(block, hashes[num_units - 1], self.group_id)
+        )
 
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
         return num_forks * (1 + self.num_speculative_blocks)

@@ -6,6 +6,7 @@ Three kinds: without prefix caching, with one group, and with several groups tha
 """
 
 from abc import ABC, abstractmethod
+from itertools import count
 from typing import Final
 
 from mypy_extensions import i32, i64
@@ -23,6 +24,9 @@ from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.core.requests.request import Request
 from kvledger.core.units import cdiv, round_down
 from kvledger.errors import UnknownRequestError, require
+
+# Ledgers made so far, so that a hit of one is none of another. Each may lose 2**40 hashes.
+_LEDGERS: Final = count(1)
 
 
 class RequestBlocks:
@@ -71,6 +75,8 @@ class KVCacheCoordinator(ABC):
         # Whether grow() takes the place of take_blocks and report for running requests.
         self.grows_by_slots: Final = all(m.grows_by_slots() for m in self.managers)
         self._held: dict[str, RequestBlocks] = {}
+        self._number: Final[i64] = next(_LEDGERS) << 40
+        self._pools: Final = self._distinct_pools()
 
     @abstractmethod
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
@@ -80,6 +86,13 @@ class KVCacheCoordinator(ABC):
         """Makes blocks that are full at num_tokens tokens hits for others."""
         for group_id, manager in enumerate(self.managers):
             manager.cache_blocks(held.groups[group_id], request, num_tokens)
+
+    def age(self) -> i64:
+        """A number that no other ledger has, and that changes whenever a block loses its hashes."""
+        age: i64 = self._number
+        for pool in self._pools:
+            age += pool.num_losses
+        return age
 
     # Who holds what
 
@@ -163,9 +176,7 @@ class KVCacheCoordinator(ABC):
         for group_id in self._long_hit_groups:
             num_reused = cdiv(hit.num_tokens + num_external, self.managers[group_id].block_size)
             blocks[group_id] = blocks[group_id][:num_reused]
-        return PrefixHit(
-            KVCacheBlocks(blocks), hit.num_tokens, hit.limiting_group, hit.shared_prefix_boundary, hit.limited_end
-        )
+        return hit.with_blocks(blocks, hit.num_tokens)
 
     def whole_blocks_of(self, hit: PrefixHit) -> PrefixHit:
         """The hit up to where a block of every group ends, without what it has inside the next.
@@ -178,7 +189,7 @@ class KVCacheCoordinator(ABC):
         blocks: list[list[KVCacheBlock]] = []
         for group_id, manager in enumerate(self.managers):
             blocks.append(hit.blocks.blocks[group_id][: num_tokens // manager.block_size])
-        return PrefixHit(KVCacheBlocks(blocks), num_tokens, hit.limiting_group, hit.shared_prefix_boundary)
+        return hit.with_blocks(blocks, num_tokens)
 
     def num_resumable_tokens(self, held: RequestBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
         """Where every group can go on after a load that arrived up to num_valid_tokens tokens. 0: from the start."""
@@ -368,7 +379,7 @@ class KVCacheCoordinator(ABC):
 
     def reset_prefix_cache(self) -> bool:
         """Takes every hash in every pool; False, changing nothing, while requests hold blocks in any of them."""
-        pools = self._pools()
+        pools = self._pools
         for pool in pools:
             if pool.num_free_blocks < pool.num_usable_blocks:
                 return pool.reset_prefix_cache()
@@ -378,7 +389,7 @@ class KVCacheCoordinator(ABC):
 
     def check(self) -> None:
         """Proves that each block's ref_cnt is the number of its holders, and every layer below. O(blocks)."""
-        for pool in self._pools():
+        for pool in self._pools:
             pool.check()
             holders = self.copies.holders(pool)
             for block_id, num_outside in self.outside.holders(pool).items():
@@ -407,7 +418,7 @@ class KVCacheCoordinator(ABC):
                 f"request {request_id!r}: quiet_end is out of date",
             )
 
-    def _pools(self) -> list[BlockPool]:
+    def _distinct_pools(self) -> list[BlockPool]:
         pools = [self.pool]
         for manager in self.managers:
             if manager.pool not in pools:
@@ -447,7 +458,7 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
         limiting_group = 0 if hit.num_tokens + manager.block_size <= max_tokens else -1
         if hit.num_tokens == 0:
             return PrefixHit(self.no_blocks, 0, limiting_group)
-        return PrefixHit(KVCacheBlocks(hit.blocks), hit.num_tokens, limiting_group)
+        return PrefixHit(KVCacheBlocks(hit.blocks), hit.num_tokens, limiting_group, age=self.age(), hashes=block_hashes)
 
 
 _GROUP_0: Final = [0]

@@ -128,7 +128,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
             blame = HitLimit(limiting.manager.group_id, boundary)
             if limiting.is_prefix_closed and self._compared and candidate + self._alignment <= max_tokens:
                 blame = self._compare(block_hashes, candidate, max_tokens, blame)
-        return self._agreed(hits, candidate, boundary, blame)
+        return self._agreed(hits, candidate, boundary, blame, block_hashes)
 
     def _compare(self, block_hashes: list[bytes], num_tokens: int, max_tokens: int, limit: HitLimit) -> HitLimit:
         """Who is to blame where a kind that is asked early had to shrink the hit: another one may have less, or only
@@ -151,7 +151,14 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         largest = self._lookup_groups[blocks.index(max(blocks))]
         return HitLimit(largest.manager.group_id, end)
 
-    def _agreed(self, hits: list[GroupHit | None], num_tokens: int, boundary: int, limit: HitLimit) -> PrefixHit:
+    def _agreed(
+        self,
+        hits: list[GroupHit | None],
+        num_tokens: int,
+        boundary: int,
+        limit: HitLimit,
+        block_hashes: list[bytes],
+    ) -> PrefixHit:
         """The hit in all groups, cut to the length that they agree on."""
         blocks: list[list[KVCacheBlock]] = [[] for _ in self.managers]
         for position, group in enumerate(self._lookup_groups):
@@ -164,7 +171,9 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
                 if group.is_prefix_closed and not group.manager.keeps_longer_hit():
                     del own[num_blocks:]
                 blocks[group_id] = own
-        return PrefixHit(KVCacheBlocks(blocks), num_tokens, limit.group_id, boundary, limit.end)
+        return PrefixHit(
+            KVCacheBlocks(blocks), num_tokens, limit.group_id, boundary, limit.end, self.age(), block_hashes
+        )
 
 
 def make_coordinator(config: KVCacheConfig, rules: LedgerRules) -> KVCacheCoordinator:

@@ -32,6 +32,7 @@ from kvledger.core.groups.registry import ManagerRegistry
 from kvledger.core.groups.slot_ranges import SlotRanges, growth_ranges, remaining_ranges, sequence_ranges, start_ranges
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.ledger.coordinator import KVCacheCoordinator, RequestBlocks
+from kvledger.core.ledger.hit_check import require_current
 from kvledger.core.ledger.hit_search import make_coordinator
 from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.core.ledger.lookups import LookupCounter, PrefixCacheStats
@@ -235,7 +236,8 @@ class KVCacheManager:
         """Gives a request slots for this step (ranges: slot_ranges.py) and returns only the blocks that are new.
 
         None when they do not fit: nothing has changed, but for blocks that no later token reads, which are given back
-        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet. `delay_cache_blocks`: the
+        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet; RequestError when its blocks
+        cache something else by now. `delay_cache_blocks`: the
         values arrive later; call cache_blocks then. `admission`: for a request that is not running. RequestError for a
         step without tokens, a hit for a request that holds blocks, or computed tokens without blocks.
         """
@@ -501,15 +503,17 @@ class KVCacheManager:
             gate = ranges.whole_sequence(request, self.max_model_len)
             if self._is_short(request, held, hit, gate, watermark):
                 return None
-        if held is not None:
-            num_computed = min(ranges.computed_end, self.max_model_len)
-            coordinator.release_skipped(held, max(0, num_computed - request.num_in_flight_tokens))
-        if self._is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
-            return None
         if self.enable_caching and held is None:
             self._hasher.refresh(request)
         elif self.enable_caching:
             self._hash(request, min(ranges.new_end, request.num_tokens))
+        if held is None:
+            require_current(coordinator, request, hit)
+        else:
+            num_computed = min(ranges.computed_end, self.max_model_len)
+            coordinator.release_skipped(held, max(0, num_computed - request.num_in_flight_tokens))
+        if self._is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
+            return None
         if held is None:
             if self.misses is not None:
                 self.misses.account(request, hit, ranges.num_external)
