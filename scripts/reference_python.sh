@@ -34,7 +34,7 @@ else
     rm -rf "$place"
     "$python" -m pip install -q --no-deps --target "$place" . 2> /dev/null ||
       "$python" -m pip install --no-deps --target "$place" . >&2
-    ls "$place"/kvledger/*.so > /dev/null || { echo "the build is not compiled: is there a C compiler?" >&2; exit 1; }
+    ls "$place"/kvledger__mypyc*.so > /dev/null || { echo "the build is not compiled: is there a C compiler?" >&2; exit 1; }
     echo "$stamp" > "$place/stamp"
   fi
 fi
