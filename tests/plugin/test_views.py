@@ -22,7 +22,7 @@ HYBRID = Layout("hybrid", (Group("full", 4), Group("window", 4, window=8)))
 
 def start(manager: Any, layout: Layout = FULL, num_tokens: int = 10, request_id: str = "r") -> Any:
     """A request of 10 tokens that runs: two full blocks of 4 and one in part."""
-    request = RequestFactory(layout.unit).make(request_id, list(range(num_tokens)))
+    request = RequestFactory(layout).make(request_id, list(range(num_tokens)))
     found, num_hit, _ = manager.get_computed_blocks(request)
     manager.allocate_slots(request, num_tokens - num_hit, num_new_computed_tokens=num_hit, new_computed_blocks=found)
     request.num_computed_tokens = num_tokens
@@ -143,7 +143,7 @@ def test_what_the_stand_ins_lack_is_said_plainly() -> None:
 
 def test_calls_for_a_request_that_holds_nothing() -> None:
     manager = make()
-    request = RequestFactory(4).make("unknown", [1, 2, 3])
+    request = RequestFactory(FULL).make("unknown", [1, 2, 3])
     manager.free(request)
     manager.cache_blocks(request, 3)
     manager.remove_skipped_blocks("unknown", 3)
@@ -157,7 +157,7 @@ def test_a_lookup_with_a_limit() -> None:
     """vLLM 0.33 may ask for less than all but the last token."""
     manager = make()
     start(manager, num_tokens=16)
-    request = RequestFactory(4).make("again", list(range(16)))
+    request = RequestFactory(FULL).make("again", list(range(16)))
     assert manager.get_computed_blocks(request)[1] == 12
     blocks, num_tokens, _ = manager.get_computed_blocks(request, 7)
     assert (blocks.get_block_ids(), num_tokens) == (([1],), 4)
@@ -167,7 +167,7 @@ def test_a_lookup_cut_short() -> None:
     both = make_managers(HYBRID, 40)
     for manager in both:
         start(manager, HYBRID, 16)
-    request = RequestFactory(4).make("again", list(range(17)))
+    request = RequestFactory(HYBRID).make("again", list(range(17)))
     cut = [manager.truncate_computed_blocks(manager.get_computed_blocks(request)[0], 8) for manager in both]
     assert cut[0].get_block_ids() == cut[1].get_block_ids()
 

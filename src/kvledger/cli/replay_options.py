@@ -214,10 +214,7 @@ class ReplayOptions:
     # The output
     events: Annotated[
         str | None,
-        Option(
-            metavar="FILE|SOCKET",
-            help="KV events into a .jsonl or .msgpack file, or published at tcp://127.0.0.1:5557.",
-        ),
+        Option(metavar="FILE|SOCKET", help="KV events into a .jsonl or .msgpack file, or published at tcp://*:5557."),
     ] = None
     remember_evictions: Annotated[
         int,

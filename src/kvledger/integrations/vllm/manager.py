@@ -102,6 +102,7 @@ class VllmKVCacheManager:
                 pins_shared_prefix=enable_mamba_shared_prefix_checkpoint,
                 context_parallel_size=dcp_world_size,
                 observer=None if self._watch is None else self._watch.observer(),
+                decisions="0.32",
             )
         except KVLedgerError as error:
             raise as_not_served(error)
