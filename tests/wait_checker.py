@@ -53,7 +53,7 @@ class WaitChecker:
             shortage = told.shortage
             assert shortage is not None
             assert shortage.request_id == told.request_id
-            assert shortage.num_free == scheduler.manager.num_free_blocks
+            assert shortage.is_beside_loads or shortage.num_free == scheduler.manager.num_free_blocks
             assert shortage.num_needed + shortage.num_watermark > shortage.num_free - shortage.num_reserved
         elif told.reason is R.BLOCKS_IN_FLIGHT:
             assert told.shortage is not None

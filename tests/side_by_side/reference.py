@@ -75,10 +75,16 @@ class RequestFactory:
         priority: int = 0,
         arrival_time: float = 0.0,
         cache_salt: str = "",
+        skips_lookup: bool = False,
         lora_request: LoRARequest | None = None,
         mm_features: list[MultiModalFeatureSpec] | None = None,
     ) -> Request:
-        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=list(stop_token_ids), ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            stop_token_ids=list(stop_token_ids),
+            ignore_eos=True,
+            skip_reading_prefix_cache=skips_lookup,
+        )
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt,

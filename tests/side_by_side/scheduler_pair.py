@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput as TheirOutput
+from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request as TheirRequest
 from vllm.v1.request import RequestStatus as TheirStatus
@@ -16,6 +17,7 @@ from kvledger import KVCacheManager, Request, RequestStatus
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy
 from tests.engine import flat_update
 from tests.side_by_side import reference
+from tests.side_by_side.external_pair import Loads, OurSource, Store, connect
 from tests.side_by_side.layouts import Layout
 from tests.side_by_side.ledger_pair import ExplainedStats, make_ours
 
@@ -43,6 +45,7 @@ class Limits:
     num_speculative_tokens: int = 0
     num_lookahead_tokens: int = 0
     steps_in_flight: int = 1
+    has_source: bool = False
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Work:
     priority: int = 0
     arrival_time: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
+    skips_lookup: bool = False
 
 
 @dataclass
@@ -67,12 +71,34 @@ class InFlight:
     copy_ends: list[KVCacheBlock] = field(default_factory=list)
 
 
+class ExternalCounts:
+    """vLLM's counts of lookups in the connector, summed over the steps that tell them."""
+
+    def __init__(self) -> None:
+        self.requests = self.queries = self.hits = 0
+
+    def add(self, stats: Any) -> None:
+        if stats is not None and stats.connector_prefix_cache_stats is not None:
+            self.add_counts(stats.connector_prefix_cache_stats)
+
+    def add_counts(self, counts: Any) -> None:
+        self.requests += counts.requests
+        self.queries += counts.queries
+        self.hits += counts.hits
+
+    def compare(self, manager: KVCacheManager) -> None:
+        ours = manager.prefix_cache_totals()
+        told = (ours.external_requests, ours.external_queries, ours.external_hits)
+        assert told == (self.requests, self.queries, self.hits)
+
+
 class SchedulerPair:
     def __init__(self, limits: Limits, directory: str, seed: int, steps_between_states: int = 1) -> None:
         """`steps_between_states`: outputs are compared in every step, the whole state only once in so many."""
         self.limits = limits
         self.steps_between_states = steps_between_states
         self.rng = random.Random(seed)
+        self.store = Store(limits.layout, random.Random(seed)) if limits.has_source else None
         self.ours = Scheduler(
             self.make_ours(),
             SchedulerConfig(
@@ -86,6 +112,7 @@ class SchedulerPair:
                 num_lookahead_tokens=limits.num_lookahead_tokens,
                 max_steps_in_flight=limits.steps_in_flight,
             ),
+            None if self.store is None else OurSource(self.store),
         )
         is_async = limits.steps_in_flight > 1
         self.theirs = reference.make_scheduler(
@@ -108,16 +135,25 @@ class SchedulerPair:
             self.theirs.num_spec_tokens = limits.num_speculative_tokens
             self.theirs._spec_token_placeholders = [-1] * limits.num_speculative_tokens
         self.theirs.num_lookahead_tokens = limits.num_lookahead_tokens
+        self.count_slots_of_drafts()
         # vLLM gives the ends of a copy back when it is scheduled, ours when it is done: theirs waits for that here.
         self.copy_ends: list[KVCacheBlock] = []
+        self.load_beside_others = ""
         self.theirs._free_cow_retained_blocks = lambda blocks, fence: self.copy_ends.extend(blocks)
         self.apply_differences()
+        self.loads: Loads | None = None
+        if self.store is not None:
+            connect(self.theirs, self.store, limits.steps_in_flight)
+            self.loads = Loads(self.store, self.theirs)
         self.factory = reference.RequestFactory(limits.layout)
         self.in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.num_tokens = 0
+        # How many of the loads under way report with each step that comes back.
+        self.share_of_loads = 0.3
         # What vLLM counted of lookups, step by step.
         self.their_lookups: list[Any] = []
+        self.their_external = ExternalCounts()
         self.explained = ExplainedStats()
 
     def apply_differences(self) -> None:
@@ -127,6 +163,8 @@ class SchedulerPair:
         allocate, preempt = manager.allocate_slots, self.theirs._preempt_request
 
         def allocate_outside_this_steps_blocks(request: Any, *args: Any, **options: Any) -> Any:
+            if options.get("delay_cache_blocks") and request.request_id == self.load_beside_others:
+                return None
             hit, num_hit = options.get("new_computed_blocks"), options.get("num_new_computed_tokens", 0)
             for group_id, ours in enumerate(self.ours.manager._coordinator.managers):
                 written = getattr(ours, "_written_this_step", ())
@@ -145,12 +183,25 @@ class SchedulerPair:
         manager.allocate_slots = allocate_outside_this_steps_blocks
         self.theirs._preempt_request = preempt_without_unwritten_hits
 
+    def count_slots_of_drafts(self) -> None:
+        """What vLLM's scheduler works out from its configuration, which was changed above."""
+        theirs = self.theirs
+        num_tokens = 1 + theirs.num_spec_tokens + theirs.num_lookahead_tokens if theirs.num_spec_tokens else 0
+        theirs._spec_decode_step_blocks = sum(
+            -(-num_tokens // manager.block_size)
+            for manager in theirs.kv_cache_manager.coordinator.single_type_managers
+            if not isinstance(manager, MambaManager)
+        )
+
     def make_ours(self) -> KVCacheManager:
         limits = self.limits
         return make_ours(limits.layout, limits.num_blocks, limits.watermark, limits.max_model_len)
 
     def add(self, work: Work) -> None:
         ours, theirs = self.make_pair(work)
+        self.explained.some_skip = self.explained.some_skip or work.skips_lookup
+        if self.store is not None:
+            self.store.change(work.request_id)
         self.ours.add_request(ours)
         self.theirs.add_request(theirs)
 
@@ -162,6 +213,7 @@ class SchedulerPair:
             priority=work.priority,
             arrival_time=work.arrival_time,
             stop_token_ids=work.stop_token_ids,
+            skip_prefix_lookup=work.skips_lookup,
         )
         theirs = self.factory.make(
             work.request_id,
@@ -170,6 +222,7 @@ class SchedulerPair:
             priority=work.priority,
             arrival_time=work.arrival_time,
             stop_token_ids=work.stop_token_ids,
+            skips_lookup=work.skips_lookup,
         )
         return ours, theirs
 
@@ -182,16 +235,25 @@ class SchedulerPair:
         if any(step.copy_ends for step in self.in_flight):
             # Blocks of copies under way are held, which is an error there when all that runs was preempted.
             preempt_running = False
-        assert self.ours.reset_prefix_cache(preempt_running) == self.theirs.reset_prefix_cache(preempt_running)
+        try:
+            theirs = self.theirs.reset_prefix_cache(preempt_running)
+        except RuntimeError:
+            theirs = False  # ours says so; what it preempted is preempted on both sides
+        assert self.ours.reset_prefix_cache(preempt_running) == theirs
         self.same_state()
 
     def step(self) -> None:
         """Schedules a step on both sides; closes the oldest one when as many are out as may be."""
         if len(self.in_flight) == self.limits.steps_in_flight:
             self.close()
-        step = InFlight(self.ours.schedule(), self.theirs.schedule())
+        ours = self.ours.schedule()
+        shortage = self.ours._state.wait_log.shortage
+        # A load that others, which wait with blocks too, would not let go on (docs/differences.md).
+        self.load_beside_others = "" if shortage is None or not shortage.is_beside_loads else shortage.request_id
+        step = InFlight(ours, self.theirs.schedule())
         step.copy_ends, self.copy_ends = self.copy_ends, []
         self.num_steps += 1
+        self.note_loads()
         self.same_step(step.ours, step.theirs)
         for request_id in step.theirs.num_scheduled_tokens:
             if not self.theirs.requests[request_id].is_prefill_chunk:
@@ -204,6 +266,7 @@ class SchedulerPair:
     def close(self) -> None:
         """Brings the oldest step's tokens back to both sides, then new drafts for the next step."""
         step = self.in_flight.popleft()
+        reports = [] if self.loads is None else self.loads.draw(self.rng, self.share_of_loads)
         self.theirs.kv_cache_manager.block_pool.free_blocks(step.copy_ends)
         request_ids = step.ours.request_ids
         sampled = [step.sampled.get(request_id, []) for request_id in request_ids]
@@ -216,8 +279,11 @@ class SchedulerPair:
                 req_ids=request_ids,
                 req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
                 sampled_token_ids=[list(tokens) for tokens in sampled],
+                kv_connector_output=None if self.loads is None else self.loads.for_them(reports),
             ),
         )
+        for report in reports:
+            assert self.ours.external_load_finished(report.request_id, report.num_valid)
         their_outputs = [
             (o.request_id, o.new_token_ids, None if o.finish_reason is None else str(o.finish_reason))
             for outputs in theirs.values()
@@ -226,14 +292,18 @@ class SchedulerPair:
         assert [(o.request_id, o.new_token_ids, FINISH_REASONS[o.finish]) for o in ours] == their_outputs
         self.num_tokens += sum(len(o.new_token_ids) for o in ours)
         self.their_lookups += [o.scheduler_stats.prefix_cache_stats for o in theirs.values() if o.scheduler_stats]
+        for each in theirs.values():
+            self.their_external.add(each.scheduler_stats)
         if self.limits.num_speculative_tokens and self.limits.steps_in_flight == 1:
             self.draft(request_ids)
         self.same_state()
 
     def drain(self) -> None:
         """Runs until both sides have nothing left to do."""
+        self.share_of_loads = 0.5
         last_step = self.num_steps + 20_000
-        while self.ours.has_unfinished_requests or self.in_flight:
+        while self.ours.has_unfinished_requests or self.in_flight or (self.loads and self.loads.under_way):
+            self.stir_store(0.2)
             if self.in_flight and (len(self.in_flight) == self.limits.steps_in_flight or not self.ours.num_running):
                 self.close()
             else:
@@ -243,6 +313,24 @@ class SchedulerPair:
             for counts in (*self.their_lookups, self.theirs.kv_cache_manager.make_prefix_cache_stats()):
                 self.explained.add(counts)
             self.explained.compare(self.ours.manager)
+        if self.store is not None:
+            self.their_external.add_counts(self.theirs.connector_prefix_cache_stats)
+            self.their_external.compare(self.ours.manager)
+
+    def note_loads(self) -> None:
+        if self.store is None or self.loads is None:
+            return
+        assert self.store.our_calls == self.store.their_calls
+        waiting = self.ours.waiting_requests()
+        loading = [r for r in waiting if r.status is RequestStatus.WAITING_FOR_EXTERNAL_KV]
+        self.loads.note({r.request_id: int(r.num_computed_tokens) for r in loading})
+
+    def stir_store(self, share: float) -> None:
+        """Between steps: what the store has of those that wait changes."""
+        if self.store is not None:
+            for request in self.ours.waiting_requests():
+                if self.rng.random() < share:
+                    self.store.change(request.request_id)
 
     def draft(self, request_ids: list[str]) -> None:
         most = self.limits.num_speculative_tokens
@@ -282,7 +370,7 @@ class SchedulerPair:
         their_pool = self.theirs.kv_cache_manager.block_pool
         assert [r.request_id for r in self.ours.running_requests()] == [r.request_id for r in self.theirs.running]
         waiting = [r.request_id for r in self.ours.waiting_requests()]
-        assert waiting == [r.request_id for r in self.theirs.waiting]
+        assert waiting == [r.request_id for r in (*self.theirs.kv_holding_waiting, *self.theirs.waiting)]
         assert our_pool.free_queue.block_ids() == [
             b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()
         ]

@@ -1,6 +1,7 @@
 """Our Scheduler and vLLM's, step by step: same tokens per request, same block ids, same preemptions, same results."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def random_work(rng: random.Random, number: int, limits: Limits, texts: list[lis
         priority=rng.randint(0, 2),
         arrival_time=float(number),
         stop_token_ids=(7,) if rng.random() < 0.3 else (),
+        skips_lookup=limits.has_source and rng.random() < 0.05,
     )
 
 
@@ -80,6 +82,7 @@ def drive(limits: Limits, directory: Path, rng: random.Random, seed: int) -> Non
             pair.abort(rng.choice(requests).request_id)
         if rng.random() < 0.02:
             pair.reset(preempt_running=rng.random() < 0.5)
+        pair.stir_store(0.1)
         pair.step()
     pair.drain()
     assert not pair.theirs.has_unfinished_requests()
@@ -108,3 +111,33 @@ def test_random_layout(seed: int, tmp_path: Path) -> None:
 def test_model_layout(layout: Layout, seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     drive(random_limits(rng, layout), tmp_path, rng, seed)
+
+
+def with_source(rng: random.Random, layout: Layout) -> Limits:
+    """Loads hold blocks, so tight pools are where they matter."""
+    limits = random_limits(rng, layout)
+    return replace(limits, has_source=True, by_priority=rng.random() < 0.5, steps_in_flight=rng.choice([1, 2]))
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_one_group_with_external_tokens(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    drive(with_source(rng, one_group(rng)), tmp_path, rng, seed)
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_random_layout_with_external_tokens(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    layout = random_layout(rng)
+    while not can_be_scheduled_there(layout):
+        layout = random_layout(rng)
+    drive(with_source(rng, layout), tmp_path, rng, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "layout", [layout for layout in MODEL_LAYOUTS if can_be_scheduled_there(layout)], ids=lambda layout: layout.name
+)
+def test_model_layout_with_external_tokens(layout: Layout, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    drive(with_source(rng, layout), tmp_path, rng, seed)

@@ -4,10 +4,12 @@ A source offers tokens; how many of them arrive decides where the request can go
 group holds what it reads.
 """
 
+from typing import Any
+
 import pytest
 
 from kvledger import KVCacheManager, Request, RequestStatus, Sha256BlockHasher
-from kvledger.scheduler import ExternalHit, ExternalKVSource, Scheduler, SchedulerConfig
+from kvledger.scheduler import ExternalHit, ExternalKVSource, Scheduler, SchedulerConfig, SchedulingPolicy
 from tests.groups import chunked, full, hybrid, ring, state, tables, window
 
 
@@ -30,7 +32,7 @@ class Store(ExternalKVSource):
 class Desk:
     """A scheduler over those groups, with a store behind it. Every step computes at once."""
 
-    def __init__(self, manager: KVCacheManager, **options: int) -> None:
+    def __init__(self, manager: KVCacheManager, **options: Any) -> None:
         self.manager, self.store = manager, Store()
         self.scheduler = Scheduler(manager, SchedulerConfig(max_num_batched_tokens=256, **options), self.store)
 
@@ -177,6 +179,21 @@ def test_a_load_does_not_wait_for_its_own_drafts() -> None:
     desk.step()
     assert desk.load("a", 8) == {"a": (7, 8)}
     assert desk.step() == {"b": (0, 2)}
+
+
+def test_a_load_that_goes_first_fits_beside_what_the_others_hold() -> None:
+    """6 blocks. a holds 2 of its 4; b, more urgent, needs 5: with 1 of them each would wait for the other for ever."""
+    options = {"policy": SchedulingPolicy.PRIORITY, "reserve_full_sequence": False}
+    desk = Desk(hybrid(6, full()), **options)
+    desk.add("a", 16, ExternalHit(8, asynchronous=True), max_tokens=1, priority=1)
+    desk.step()
+    desk.add("b", [9] * 20, ExternalHit(4, asynchronous=True), max_tokens=1, priority=0)
+    desk.step()
+    waits = desk.scheduler.explain("b")
+    assert "'b' waits: needs 5 blocks for all its tokens, 4 left by other loads" in str(waits)
+    assert desk.load("a", 8) == {"a": (8, 16)}
+    desk.step()
+    assert desk.load("b", 4) == {"b": (4, 20)}
 
 
 def test_a_load_leaves_whole_blocks_for_its_drafts_while_others_hold_some() -> None:

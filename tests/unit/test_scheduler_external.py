@@ -64,6 +64,7 @@ def test_an_asynchronous_load_holds_blocks_and_computes_nothing_until_it_arrives
     assert output.new_requests[0].block_ids == ([1, 2, 3],)
     assert cached_ids(engine.manager) == [1, 2]
     assert engine.source.lookups == ["a"]
+    assert engine.source.taken == {}  # it was told of the load, and is not told again
 
 
 def test_others_run_while_a_load_is_under_way() -> None:

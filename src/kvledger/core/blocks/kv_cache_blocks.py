@@ -87,8 +87,9 @@ class BlockShortage:
     """Why allocate_slots returned None: num_needed + num_watermark > num_free - num_reserved, in blocks.
 
     `is_whole_sequence`: the blocks were counted for all tokens of the request (AdmissionRule.full_sequence_must_fit),
-    not only for those of the step. `is_host_pool`: the pool of a group in host memory has too few. Otherwise,
-    num_needed beyond the whole pool means: not in this step, which itself writes the hit.
+    not only for those of the step. `is_host_pool`: the pool of a group in host memory has too few. `is_beside_loads`:
+    num_free are those that other loads would leave, even if nothing else were held. Otherwise, num_needed beyond the
+    whole pool means: not in this step, which itself writes the hit.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class BlockShortage:
         num_reserved: int = 0,
         is_whole_sequence: bool = False,
         is_host_pool: bool = False,
+        is_beside_loads: bool = False,
     ) -> None:
         self.request_id: Final = request_id
         self.num_needed: Final = num_needed
@@ -108,13 +110,15 @@ class BlockShortage:
         self.num_reserved: Final = num_reserved
         self.is_whole_sequence: Final = is_whole_sequence
         self.is_host_pool: Final = is_host_pool
+        self.is_beside_loads: Final = is_beside_loads
 
     def __str__(self) -> str:
         blocks = "block" if self.num_needed == 1 else "blocks"
         what = "all its tokens" if self.is_whole_sequence else "the step"
         if self.is_host_pool:
             return f"needs more blocks for {what} than are free in host memory"
-        text = f"needs {self.num_needed} {blocks} for {what}, {self.num_free} free"
+        whose = "left by other loads" if self.is_beside_loads else "free"
+        text = f"needs {self.num_needed} {blocks} for {what}, {self.num_free} {whose}"
         if self.num_watermark > 0:
             text += f", watermark {self.num_watermark}"
         if self.num_reserved > 0:

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, PrefixHit
+from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, BlockShortage, PrefixHit
 from kvledger.core.requests.request import Request, RequestStatus
+from kvledger.core.scheduler.config import SchedulingPolicy
 from kvledger.core.scheduler.external import ExternalKVSource
 from kvledger.core.scheduler.state import SchedulerState
 from kvledger.core.scheduler.step import StepBuilder
@@ -34,12 +35,16 @@ class WaitingPass:
         self._manager: Final = state.manager
         self._config: Final = state.config
         self._source: Final = source
+        self._by_priority: Final = state.config.policy is SchedulingPolicy.PRIORITY
+        # Admitted in this step, after a load: their first step with drafts is still to come.
+        self._loaded: Final[list[Request]] = []
 
     def schedule(self, step: StepBuilder) -> None:
         state = self._state
         log = state.wait_log
         threshold = state.long_prefill_threshold()
         skipped: list[Request] = []
+        self._loaded.clear()
         log.ended_by = WaitReason.MAX_NUM_SEQS
         while step.token_budget > 0 and len(state.running) < self._config.max_num_seqs:
             queue = state.waiting_holders if len(state.waiting_holders) > 0 else state.waiting
@@ -175,6 +180,8 @@ class WaitingPass:
 
     def _allocate(self, candidate: Candidate, num_new: int) -> bool:
         request = candidate.request
+        if candidate.asynchronous and self._by_priority and not self._fits_beside_loads(request):
+            return False
         rule = AdmissionRule(
             self._config.reserve_full_sequence,
             self._num_blocks_spoken_for() if candidate.asynchronous else 0,
@@ -196,7 +203,9 @@ class WaitingPass:
             is_written = shortage.num_needed > self._manager.num_usable_blocks and not shortage.is_host_pool
             candidate.wait_reason = WaitReason.HIT_IN_WRITING if is_written else WaitReason.BLOCKS
             return False
-        if candidate.hit is not None:
+        if candidate.hit is None:
+            self._loaded.append(request)
+        else:
             self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
             if self._source is not None:
                 self._manager.record_external_lookup(request, candidate.hit.num_tokens, candidate.num_external)
@@ -205,6 +214,29 @@ class WaitingPass:
             if self._state.accounting is not None:
                 self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
         return True
+
+    def _fits_beside_loads(self, request: Request) -> bool:
+        """Whether it could go on after its load while all others that load keep what they hold.
+
+        In the order in which they began, each finds what was left free for it. A more urgent one goes first, and those
+        behind it wait for it with all their blocks. (Running requests end, or are preempted.)
+        """
+        manager = self._manager
+        num_held = 0
+        for other in self._state.loads.loading.values():
+            num_held += manager.num_blocks_held(other)
+        if num_held == 0:
+            return True
+        config = self._config
+        num_drafts = config.num_speculative_tokens + config.num_lookahead_tokens
+        num_needed = manager.num_blocks_for(request.num_tokens + num_drafts, request.num_encoder_tokens)
+        num_left = manager.num_usable_blocks - num_held
+        if num_needed <= num_left:
+            return True
+        self._state.wait_log.shortage = BlockShortage(
+            request.request_id, num_needed, num_left, is_whole_sequence=True, is_beside_loads=True
+        )
+        return False
 
     def _num_blocks_spoken_for(self) -> int:
         """Blocks that a load must leave free, as nobody can preempt it: what prompts in flight and loads under way
@@ -224,4 +256,7 @@ class WaitingPass:
                 num_blocks += manager.num_blocks_missing(other, num_more)
         for other in self._state.loads.loading.values():
             num_blocks += manager.num_blocks_missing(other, num_more)
+        for other in self._loaded:
+            if not other.is_prefill_chunk:
+                num_blocks += manager.num_blocks_missing(other, num_more)
         return num_blocks
