@@ -378,7 +378,7 @@ def test_negative_external_tokens() -> None:
     refuses(
         manager,
         RequestError,
-        "needs a token",
+        "num_external_computed_tokens=-1: out of range",
         lambda: manager.allocate_slots(request("a", 5), 5, num_external_computed_tokens=-1),
     )
 

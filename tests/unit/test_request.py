@@ -14,7 +14,7 @@ def test_a_prompt_may_be_packed() -> None:
 def test_a_prompt_has_a_token_and_something_to_generate() -> None:
     with pytest.raises(RequestError, match="request 'a': the prompt is empty"):
         request("a", [])
-    with pytest.raises(RequestError, match="max_tokens=0: must be at least 1"):
+    with pytest.raises(RequestError, match="max_tokens=0: out of range; give an integer from 1"):
         request("a", 3, max_tokens=0)
 
 

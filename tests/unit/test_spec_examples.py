@@ -169,7 +169,7 @@ def test_a_step_without_tokens_is_a_value_error() -> None:
     manager = ledger(usable=4)
     a = request("a", 5)
     for num_new_tokens in (0, -1):
-        with pytest.raises(ValueError, match=f"num_new_tokens={num_new_tokens}: a step of request 'a' needs a token"):
+        with pytest.raises(ValueError, match=f"num_new_tokens={num_new_tokens}: "):
             manager.allocate_slots(a, num_new_tokens)
     admit(manager, a)
     with pytest.raises(RequestError, match="needs a token to compute"):

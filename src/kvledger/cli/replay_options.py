@@ -17,7 +17,7 @@ _RANGES: Final = {
     "num_blocks": (2, 1 << 26),
     "bytes_per_token": (1, 1 << 40),
     "block_size": (1, 1 << 20),
-    "max_model_len": (2, 1 << 40),
+    "max_model_len": (2, (1 << 31) - 1),
     "remember_evictions": (0, 1 << 30),
     "memory": (1, 1 << 60),
     "kv_cache_memory_bytes": (1, 1 << 60),

@@ -1,8 +1,13 @@
 """Arithmetic that several layers share, and the sizes of KV cache element types."""
 
-from typing import Final
+from operator import index
+from typing import Final, SupportsIndex
 
-from kvledger.errors import wrong_value
+from kvledger.errors import RequestError, wrong_value
+
+# Counts of tokens and ids of blocks stand in int32 arrays: what is beyond cannot be meant.
+MAX_COUNT: Final = 2**31 - 1
+IS_COMPILED: Final = not __file__.endswith(".py")
 
 DTYPE_BYTES: Final[dict[str, int]] = {
     "float32": 4,
@@ -39,13 +44,51 @@ def dtype_bytes(dtype: str) -> int:
     return size
 
 
-def require_positive(field: str, value: int) -> None:
-    """ConfigError unless value >= 1."""
+def require_positive(field: str, value: int, most: int | None = None) -> None:
+    """ConfigError unless value is an integer from 1 on, up to `most`."""
+    _require_integer(field, value)
     if value < 1:
         raise wrong_value(field, value, "must be at least 1", "give a positive number")
+    if most is not None and value > most:
+        raise wrong_value(field, value, f"must be at most {most}", "give a smaller number")
 
 
-def require_not_negative(field: str, value: int) -> None:
-    """ConfigError unless value >= 0."""
+def require_not_negative(field: str, value: int, most: int | None = None) -> None:
+    """ConfigError unless value is an integer from 0 on, up to `most`."""
+    _require_integer(field, value)
     if value < 0:
         raise wrong_value(field, value, "must not be negative", "give 0 or more")
+    if most is not None and value > most:
+        raise wrong_value(field, value, f"must be at most {most}", "give a smaller number")
+
+
+def whole_number(field: str, value: SupportsIndex, least: int = 0, most: int = MAX_COUNT) -> int:
+    """The value as an int. RequestError unless it is an integer, be it numpy's, from `least` to `most`.
+
+    For the doors that callers pass numbers through: whatever is behind them counts in 64 bits.
+    """
+    if isinstance(value, int):
+        number = value
+    else:
+        try:
+            number = index(value)
+        except TypeError:
+            raise RequestError(f"{field}={value!r}: not an integer; give one from {least} to {most}")
+    if not least <= number <= most:
+        raise RequestError(f"{field}={number}: out of range; give an integer from {least} to {most}")
+    return number
+
+
+def require_ints(field: str, values: object) -> None:
+    """TypeError unless it is a list of ints: what a compiled function says of another argument."""
+    if not isinstance(values, list):
+        raise TypeError(f"{field}: list object expected; got {type(values).__name__}")
+    for position, value in enumerate(values):
+        if not isinstance(value, int):
+            raise TypeError(f"{field}[{position}]={value!r}: int object expected; got {type(value).__name__}")
+
+
+def _require_integer(field: str, value: object) -> None:
+    """Compiled, the field's type has refused everything else already, with a TypeError."""
+    if not isinstance(value, int):
+        raise wrong_value(field, value, "not an integer", "give a whole number")

@@ -19,7 +19,7 @@ class InputError(KVLedgerError):
 
 
 # Longer than any request: the pool alone limits them.
-NO_LIMIT = 1 << 40
+NO_LIMIT = (1 << 31) - 1
 
 
 @dataclass(frozen=True)

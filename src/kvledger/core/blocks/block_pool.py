@@ -18,6 +18,7 @@ from kvledger.core.blocks.block import FreeKVCacheBlockQueue, KVCacheBlock, make
 from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
 from kvledger.core.blocks.prefix_index import PrefixIndex
+from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import BlockError, OutOfBlocksError, require, wrong_value
 
 
@@ -40,6 +41,7 @@ class BlockPool:
         observer: LedgerObserver | None = None,
         residency: BlockResidency | None = None,
     ) -> None:
+        require_positive("num_blocks", num_blocks, MAX_COUNT)
         if num_blocks < 2:
             raise wrong_value(
                 "num_blocks", num_blocks, "block 0 is the null block, so nothing is left", "give 2 or more"

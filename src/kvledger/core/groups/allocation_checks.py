@@ -3,6 +3,7 @@
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.requests.request import Request
+from kvledger.core.units import IS_COMPILED, MAX_COUNT
 from kvledger.errors import RequestError
 
 
@@ -14,8 +15,27 @@ def too_long(request: Request, num_tokens: int, max_model_len: int) -> RequestEr
     )
 
 
+def wrong_position(request: Request) -> RequestError:
+    """The error of a request whose num_computed_tokens, which the caller may set, is no position in a sequence."""
+    return RequestError(
+        f"request {request.request_id!r}: num_computed_tokens={request.num_computed_tokens!r}: not an integer from 0 "
+        f"to {MAX_COUNT}; nothing was changed"
+    )
+
+
+def require_sound_position(request: Request) -> None:
+    """num_computed_tokens, which the caller may set, is a position in a sequence."""
+    if not 0 <= request.num_computed_tokens <= MAX_COUNT or not (IS_COMPILED or _is_int(request.num_computed_tokens)):
+        raise wrong_position(request)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int)
+
+
 def require_sound_growth(request: Request, num_new_tokens: int, max_model_len: int) -> None:
     """A running request computes at least one token, and stays within the model's length."""
+    require_sound_position(request)
     if num_new_tokens <= 0:
         raise RequestError(
             f"num_new_tokens={num_new_tokens}: a step of request {request.request_id!r} needs a token to compute"

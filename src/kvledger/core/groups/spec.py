@@ -22,7 +22,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from kvledger.core.units import cdiv, dtype_bytes, require_not_negative, require_positive, round_up
+from kvledger.core.units import MAX_COUNT, cdiv, dtype_bytes, require_not_negative, require_positive, round_up
 from kvledger.errors import wrong_value
 
 MAMBA_CACHE_MODES: Final[tuple[str, ...]] = ("none", "align")
@@ -53,7 +53,7 @@ class KVCacheSpec:
     block_size: int
 
     def __post_init__(self) -> None:
-        require_positive("block_size", self.block_size)
+        require_positive("block_size", self.block_size, MAX_COUNT)
 
     @property
     def page_size_bytes(self) -> int:
@@ -108,7 +108,7 @@ class AttentionSpec(KVCacheSpec):
     page_size_padded: int = 0
 
     def __post_init__(self) -> None:
-        require_positive("block_size", self.block_size)
+        require_positive("block_size", self.block_size, MAX_COUNT)
         require_positive("num_kv_heads", self.num_kv_heads)
         require_positive("head_size", self.head_size)
         require_not_negative("head_size_v", self.head_size_v)
@@ -174,8 +174,8 @@ class SlidingWindowSpec(AttentionSpec):
 
     def __post_init__(self) -> None:
         AttentionSpec.__post_init__(self)
-        require_positive("sliding_window", self.sliding_window)
-        require_not_negative("extra_retained_tokens", self.extra_retained_tokens)
+        require_positive("sliding_window", self.sliding_window, MAX_COUNT)
+        require_not_negative("extra_retained_tokens", self.extra_retained_tokens, MAX_COUNT)
 
     def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
         # The next token counts itself in the window, hence - 1; the window may start inside a block, hence + 1 block.
@@ -192,7 +192,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
     def __post_init__(self) -> None:
         AttentionSpec.__post_init__(self)
-        require_positive("attention_chunk_size", self.attention_chunk_size)
+        require_positive("attention_chunk_size", self.attention_chunk_size, MAX_COUNT)
 
     def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
         return windowed_blocks(self.attention_chunk_size, self.block_size, max_model_len, max_in_flight_tokens)
@@ -207,7 +207,7 @@ class CrossAttentionSpec(AttentionSpec):
 
     def __post_init__(self) -> None:
         AttentionSpec.__post_init__(self)
-        require_positive("max_encoder_tokens", self.max_encoder_tokens)
+        require_positive("max_encoder_tokens", self.max_encoder_tokens, MAX_COUNT)
 
     @property
     def prefix_cacheable(self) -> bool:
@@ -267,10 +267,10 @@ class MLAAttentionSpec(KVCacheSpec):
     page_size_padded: int = 0
 
     def __post_init__(self) -> None:
-        require_positive("block_size", self.block_size)
+        require_positive("block_size", self.block_size, MAX_COUNT)
         require_positive("head_size", self.head_size)
         require_not_negative("state_bytes", self.state_bytes)
-        require_positive("tokens_per_state", self.tokens_per_state)
+        require_positive("tokens_per_state", self.tokens_per_state, MAX_COUNT)
         require_positive("alignment", self.alignment)
         if self.block_size % self.tokens_per_state:
             problem = f"does not divide block_size={self.block_size}"
@@ -306,8 +306,8 @@ class SlidingWindowMLASpec(MLAAttentionSpec):
 
     def __post_init__(self) -> None:
         MLAAttentionSpec.__post_init__(self)
-        require_positive("sliding_window", self.sliding_window)
-        require_not_negative("extra_retained_tokens", self.extra_retained_tokens)
+        require_positive("sliding_window", self.sliding_window, MAX_COUNT)
+        require_not_negative("extra_retained_tokens", self.extra_retained_tokens, MAX_COUNT)
 
     @property
     def hits_inside_blocks(self) -> bool:
@@ -344,16 +344,16 @@ class MambaSpec(KVCacheSpec):
     prefill_checkpoint_alignment: int = 0
 
     def __post_init__(self) -> None:
-        require_positive("block_size", self.block_size)
+        require_positive("block_size", self.block_size, MAX_COUNT)
         if not self.shapes or len(self.shapes) != len(self.dtypes):
             problem = f"{len(self.shapes)} shapes and {len(self.dtypes)} dtypes"
             raise wrong_value("shapes", self.shapes, problem, "give one dtype for each state tensor")
         if self.mamba_cache_mode not in MAMBA_CACHE_MODES:
             fix = "use one of " + ", ".join(MAMBA_CACHE_MODES)
             raise wrong_value("mamba_cache_mode", self.mamba_cache_mode, "not a caching mode", fix)
-        require_not_negative("num_speculative_blocks", self.num_speculative_blocks)
-        require_not_negative("num_prefill_checkpoint_blocks", self.num_prefill_checkpoint_blocks)
-        require_not_negative("prefill_checkpoint_alignment", self.prefill_checkpoint_alignment)
+        require_not_negative("num_speculative_blocks", self.num_speculative_blocks, MAX_COUNT)
+        require_not_negative("num_prefill_checkpoint_blocks", self.num_prefill_checkpoint_blocks, MAX_COUNT)
+        require_not_negative("prefill_checkpoint_alignment", self.prefill_checkpoint_alignment, MAX_COUNT)
         padded_page(self.content_bytes, self.page_size_padded)
 
     @property
@@ -430,6 +430,7 @@ class KVCacheConfig:
     groups: tuple[KVCacheGroupSpec, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        require_positive("num_blocks", self.num_blocks, MAX_COUNT)
         if self.num_blocks < 2:
             raise wrong_value(
                 "num_blocks", self.num_blocks, "block 0 is the null block, so nothing is left", "give at least 2"

@@ -9,7 +9,7 @@
 Every call either does all of its work or changes nothing. One owner thread.
 """
 
-from typing import Final
+from typing import Final, SupportsIndex
 
 from mypy_extensions import i32, i64
 
@@ -23,6 +23,7 @@ from kvledger.core.blocks.observer import EvictionCause, LedgerObserver, LedgerO
 from kvledger.core.groups.allocation_checks import (
     require_sound_fork,
     require_sound_growth,
+    require_sound_position,
     require_sound_start,
     too_long,
 )
@@ -39,7 +40,7 @@ from kvledger.core.ledger.lookups import LookupCounter, PrefixCacheStats
 from kvledger.core.ledger.spoiled_blocks import SpoiledBlocks
 from kvledger.core.requests.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.core.requests.request import Request
-from kvledger.core.units import require_positive
+from kvledger.core.units import IS_COMPILED, MAX_COUNT, require_ints, require_positive, whole_number
 from kvledger.core.watch.ghost_index import GhostIndex
 from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.core.watch.prompt_split import MissConfig
@@ -80,7 +81,7 @@ class KVCacheManager:
         explain_misses: MissConfig | None = None,
         residency: BlockResidency | None = None,
     ) -> None:
-        require_positive("max_model_len", max_model_len)
+        require_positive("max_model_len", max_model_len, MAX_COUNT)
         if not 0.0 <= watermark < 1.0:
             raise wrong_value("watermark", watermark, "not a share of the pool", "give 0.0 up to below 1.0")
         ghosts: GhostIndex | None = None
@@ -225,44 +226,41 @@ class KVCacheManager:
     def allocate_slots(
         self,
         request: Request,
-        num_new_tokens: int,
+        num_new_tokens: SupportsIndex,
         hit: PrefixHit | None = None,
         *,
-        num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
+        num_lookahead_tokens: SupportsIndex = 0,
+        num_external_computed_tokens: SupportsIndex = 0,
         delay_cache_blocks: bool = False,
         admission: AdmissionRule | None = None,
     ) -> KVCacheBlocks | None:
         """Gives a request slots for this step (ranges: slot_ranges.py) and returns only the blocks that are new.
 
         None when they do not fit: nothing has changed, but for blocks that no later token reads, which are given back
-        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet; RequestError when its blocks
-        cache something else by now. `delay_cache_blocks`: the
+        first. `hit`: this request's get_computed_blocks, for one that holds no blocks yet. `delay_cache_blocks`: the
         values arrive later; call cache_blocks then. `admission`: for a request that is not running. RequestError for a
-        step without tokens, a hit for a request that holds blocks, or computed tokens without blocks.
+        number out of range, a step without tokens, a hit for a request that holds blocks or whose blocks cache
+        something else by now, and computed tokens without blocks.
         """
-        starts = hit is not None or admission is not None or num_external_computed_tokens != 0 or delay_cache_blocks
-        if not starts and num_new_tokens > 0 and num_lookahead_tokens >= 0:
-            if request.num_computed_tokens + num_new_tokens + num_lookahead_tokens <= request.quiet_end:
+        num_new = whole_number("num_new_tokens", num_new_tokens)
+        num_lookahead = whole_number("num_lookahead_tokens", num_lookahead_tokens)
+        num_external = whole_number("num_external_computed_tokens", num_external_computed_tokens)
+        require_sound_position(request)
+        starts = hit is not None or admission is not None or num_external != 0 or delay_cache_blocks
+        if not starts and num_new > 0:
+            if request.num_computed_tokens + num_new + num_lookahead <= request.quiet_end:
                 return self._no_blocks
             held = self._coordinator.get(request.request_id)
             if held is not None:
-                return self._grow(request, held, num_new_tokens, num_lookahead_tokens)
+                return self._grow(request, held, num_new, num_lookahead)
         if hit is None:
             hit = self._no_hit
-        ranges = start_ranges(
-            request,
-            num_new_tokens,
-            hit.num_tokens,
-            num_external_computed_tokens,
-            num_lookahead_tokens,
-            self.max_model_len,
-        )
+        ranges = start_ranges(request, num_new, hit.num_tokens, num_external, num_lookahead, self.max_model_len)
         require_sound_start(request, hit, ranges, self.holds_blocks(request), self.max_model_len)
         return self._start(request, hit, ranges, delay_cache_blocks, admission)
 
     def allocate_running(
-        self, requests: list[Request], num_new_tokens: list[int], *, num_lookahead_tokens: int = 0
+        self, requests: list[Request], num_new_tokens: list[int], *, num_lookahead_tokens: SupportsIndex = 0
     ) -> RunningSlots:
         """allocate_slots(requests[i], num_new_tokens[i]) for running requests in order, up to the first that gets None.
 
@@ -270,21 +268,26 @@ class KVCacheManager:
         are as they were; once room is made, call again with them. RequestError or UnknownRequestError, before anything
         is taken, for requests that hold no blocks, steps without tokens, or sequences beyond max_model_len.
         """
-        if len(num_new_tokens) != len(requests) or num_lookahead_tokens < 0:
+        if len(num_new_tokens) != len(requests):
             raise RequestError(
-                f"num_new_tokens: {len(num_new_tokens)} numbers for {len(requests)} requests, with "
-                f"num_lookahead_tokens={num_lookahead_tokens}; give one number a request, and 0 or more lookahead"
+                f"num_new_tokens: {len(num_new_tokens)} numbers for {len(requests)} requests; give one number a request"
             )
+        num_lookahead = whole_number("num_lookahead_tokens", num_lookahead_tokens)
+        if not IS_COMPILED:
+            # Compiled, reading them finds out.
+            require_ints("num_new_tokens", num_new_tokens)
         # Most requests stay within their blocks, fill none and leave none: nothing to do for them.
         rows: list[int] = []
         for row, request in enumerate(requests):
             num_new = num_new_tokens[row]
-            if num_new <= 0 or request.num_computed_tokens + num_new + num_lookahead_tokens > request.quiet_end:
+            num_computed = request.num_computed_tokens
+            # As a difference: a sum may be more than 64 bits hold.
+            if not 0 < num_new <= MAX_COUNT or not 0 <= num_computed <= request.quiet_end - num_new - num_lookahead:
                 self._require_can_grow(request, num_new)
                 rows.append(row)
         new_blocks = NewBlocks()
         for row in rows:
-            if not self.allocate_row(requests[row], num_new_tokens[row], num_lookahead_tokens, row, new_blocks):
+            if not self.allocate_row(requests[row], num_new_tokens[row], num_lookahead, row, new_blocks):
                 return RunningSlots(row, new_blocks)
         return RunningSlots(len(requests), new_blocks)
 
@@ -303,21 +306,22 @@ class KVCacheManager:
             self._coordinator.report(held, new, row, new_blocks)
         return True
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+    def cache_blocks(self, request: Request, num_computed_tokens: SupportsIndex) -> None:
         """Makes blocks full at num_computed_tokens tokens hits for others, after delay_cache_blocks.
 
         RequestError when the request has fewer tokens or holds no blocks for them.
         """
+        num_computed = whole_number("num_computed_tokens", num_computed_tokens)
         held = self._coordinator.require_held(request.request_id)
         num_covered = self._coordinator.num_covered_tokens(held)
-        if num_computed_tokens > min(request.num_tokens, num_covered):
+        if num_computed > min(request.num_tokens, num_covered):
             raise RequestError(
-                f"num_computed_tokens={num_computed_tokens}: request {request.request_id!r} has {request.num_tokens} "
+                f"num_computed_tokens={num_computed}: request {request.request_id!r} has {request.num_tokens} "
                 f"tokens and blocks for {num_covered}"
             )
-        if self.enable_caching and num_computed_tokens >= held.next_caching:
-            self._hash(request, num_computed_tokens)
-            self._coordinator.cache_blocks(held, request, num_computed_tokens)
+        if self.enable_caching and num_computed >= held.next_caching:
+            self._hash(request, num_computed)
+            self._coordinator.cache_blocks(held, request, num_computed)
             self._coordinator.measure(held)
 
     def uncache_beyond(self, request: Request, num_tokens: int) -> None:
@@ -457,9 +461,10 @@ class KVCacheManager:
         """
         coordinator = self._coordinator
         num_computed = request.num_computed_tokens
+        if not 0 <= num_computed <= self._max_end - num_new_tokens:
+            require_sound_position(request)
+            raise too_long(request, num_computed + num_new_tokens, self.max_model_len)
         new_end = num_computed + num_new_tokens
-        if new_end > self._max_end:
-            raise too_long(request, new_end, self.max_model_len)
         slots_end: i64 = min(new_end + num_lookahead_tokens, self._max_end)
         # Drafts may be rejected and must never be hits, so caching stops at the tokens known for certain.
         cache_end = min(new_end, request.num_tokens)

@@ -9,7 +9,7 @@ from kvledger.core.groups.decisions import LATEST_RELEASE, Decisions, decisions_
 from kvledger.core.groups.policy import DraftRule, GroupPolicy
 from kvledger.core.groups.registry import ManagerRegistry
 from kvledger.core.groups.spec import KVCacheConfig, KVCacheSpec
-from kvledger.core.units import require_positive
+from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import wrong_value
 
 
@@ -31,9 +31,9 @@ class LedgerRules:
     residency: BlockResidency | None = None
 
     def __post_init__(self) -> None:
-        require_positive("max_model_len", self.max_model_len)
-        require_positive("max_in_flight_tokens", self.max_in_flight_tokens)
-        require_positive("context_parallel_size", self.context_parallel_size)
+        require_positive("max_model_len", self.max_model_len, MAX_COUNT)
+        require_positive("max_in_flight_tokens", self.max_in_flight_tokens, MAX_COUNT)
+        require_positive("context_parallel_size", self.context_parallel_size, MAX_COUNT)
         decisions_of(self.decisions)
 
     @property

@@ -33,7 +33,7 @@ from mypy_extensions import mypyc_attr
 
 from kvledger.core.requests.request import MultiModalItem, Request
 from kvledger.core.requests.siphash import SipHash
-from kvledger.core.units import require_positive
+from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import RequestError, wrong_value
 
 _DOMAIN: Final = b"kvledger-block-hash-1"
@@ -74,7 +74,7 @@ class BlockHasher(ABC):
     """Keeps a request's block_hashes current. `block_size`: tokens that one hash names."""
 
     def __init__(self, block_size: int) -> None:
-        require_positive("hash_block_size", block_size)
+        require_positive("hash_block_size", block_size, MAX_COUNT)
         self.block_size: Final = block_size
         self.epoch: int = 0
         # Tokens behind a block that its hash covers as well: a draft's values in the block depend on them.

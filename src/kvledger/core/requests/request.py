@@ -8,13 +8,18 @@ current).
     | computed .................. | in flight: counted as computed, not back from the worker yet |
 """
 
+from collections.abc import Iterable
 from enum import Enum
-from typing import Final
+from typing import Final, SupportsIndex
 
 from mypy_extensions import i64
 
 from kvledger.core.requests.tokens import TokenBuffer, pack_tokens
+from kvledger.core.units import whole_number
 from kvledger.errors import RequestError
+
+# To add the prompt's length to it must stay within 64 bits.
+_MOST_TOKENS: Final = 2**62
 
 
 class RequestStatus(Enum):
@@ -56,7 +61,7 @@ def _place(item: MultiModalItem) -> tuple[int, int, str]:
 
 
 class Request:
-    """One sequence. `prompt`: token ids, or the same packed by pack_tokens (no copy is made then).
+    """One sequence. `prompt`: token ids in a list, tuple, range or array; or what pack_tokens made of them, as it is.
 
     `stop_token_ids` end it, as does reaching `max_tokens` generated tokens. Lower `priority` values are served first
     under the priority policy. `cache_salt` keeps tenants apart: only equal salts share blocks (none and "" are equal).
@@ -68,9 +73,9 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt: list[int] | bytes,
+        prompt: Iterable[SupportsIndex] | bytes,
         *,
-        max_tokens: int = 16,
+        max_tokens: SupportsIndex = 16,
         stop_token_ids: tuple[int, ...] = (),
         priority: int = 0,
         arrival_time: float = 0.0,
@@ -78,19 +83,17 @@ class Request:
         cache_salt: str = "",
         multimodal: tuple[MultiModalItem, ...] = (),
         skip_prefix_lookup: bool = False,
-        num_encoder_tokens: int = 0,
+        num_encoder_tokens: SupportsIndex = 0,
         sampling_params: object | None = None,
     ) -> None:
         packed = prompt if isinstance(prompt, bytes) else pack_tokens(prompt)
         if not packed:
             raise RequestError(f"request {request_id!r}: the prompt is empty; give at least one token")
-        if max_tokens < 1:
-            raise RequestError(f"request {request_id!r}: max_tokens={max_tokens}: must be at least 1")
         self.request_id: Final = request_id
         self.tokens: TokenBuffer = TokenBuffer(packed)
         self.num_prompt_tokens: i64 = len(self.tokens)
         self.num_tokens: i64 = self.num_prompt_tokens
-        self.max_tokens: Final[i64] = max_tokens
+        self.max_tokens: Final[i64] = whole_number("max_tokens", max_tokens, 1, _MOST_TOKENS)
         self.stop_token_ids: Final = stop_token_ids
         self.priority: Final = priority
         self.arrival_time: Final = arrival_time
@@ -98,7 +101,7 @@ class Request:
         self.cache_salt: Final = cache_salt
         self.multimodal: Final = tuple(sorted(multimodal, key=_place)) if len(multimodal) > 1 else multimodal
         self.skip_prefix_lookup: Final = skip_prefix_lookup
-        self.num_encoder_tokens: Final = num_encoder_tokens
+        self.num_encoder_tokens: Final = whole_number("num_encoder_tokens", num_encoder_tokens)
         self.sampling_params: Final = sampling_params
 
         self.status: RequestStatus = RequestStatus.WAITING

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from kvledger.core.units import require_not_negative, require_positive
+from kvledger.core.units import MAX_COUNT, require_not_negative, require_positive
 from kvledger.errors import wrong_value
 
 
@@ -37,12 +37,12 @@ class SchedulerConfig:
     external_lease_steps: int = 0
 
     def __post_init__(self) -> None:
-        require_positive("max_num_seqs", self.max_num_seqs)
-        require_positive("max_num_batched_tokens", self.max_num_batched_tokens)
-        require_not_negative("long_prefill_token_threshold", self.long_prefill_token_threshold)
-        require_not_negative("num_speculative_tokens", self.num_speculative_tokens)
-        require_not_negative("num_lookahead_tokens", self.num_lookahead_tokens)
-        require_not_negative("external_lease_steps", self.external_lease_steps)
+        require_positive("max_num_seqs", self.max_num_seqs, MAX_COUNT)
+        require_positive("max_num_batched_tokens", self.max_num_batched_tokens, MAX_COUNT)
+        require_not_negative("long_prefill_token_threshold", self.long_prefill_token_threshold, MAX_COUNT)
+        require_not_negative("num_speculative_tokens", self.num_speculative_tokens, MAX_COUNT)
+        require_not_negative("num_lookahead_tokens", self.num_lookahead_tokens, MAX_COUNT)
+        require_not_negative("external_lease_steps", self.external_lease_steps, MAX_COUNT)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise wrong_value(
                 "max_num_batched_tokens",

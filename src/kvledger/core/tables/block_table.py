@@ -9,7 +9,7 @@ from typing import Final, cast
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from kvledger.core.units import require_positive
+from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import BlockError, require, wrong_value
 
 MAX_BLOCK_ID: Final = 2**31 - 1
@@ -23,9 +23,9 @@ class BlockTable:
     """
 
     def __init__(self, max_num_reqs: int, max_num_blocks: int, block_size: int) -> None:
-        require_positive("max_num_reqs", max_num_reqs)
-        require_positive("max_num_blocks", max_num_blocks)
-        require_positive("block_size", block_size)
+        require_positive("max_num_reqs", max_num_reqs, MAX_COUNT)
+        require_positive("max_num_blocks", max_num_blocks, MAX_COUNT)
+        require_positive("block_size", block_size, MAX_COUNT)
         self.max_num_reqs: Final = max_num_reqs
         self.max_num_blocks: Final = max_num_blocks
         self.block_size: Final = block_size

@@ -16,7 +16,7 @@ from kvledger.core.groups.spec import KVCacheGroupSpec, KVCacheSpec, MambaSpec
 from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.core.tables.block_table import BlockTable
 from kvledger.core.tables.slots import slot_mapping
-from kvledger.core.units import require_positive
+from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import RequestError, UnknownRequestError, require, wrong_value
 
 
@@ -35,8 +35,8 @@ class BlockTables:
     """
 
     def __init__(self, groups: tuple[KVCacheGroupSpec, ...], max_num_reqs: int, max_model_len: int) -> None:
-        require_positive("max_num_reqs", max_num_reqs)
-        require_positive("max_model_len", max_model_len)
+        require_positive("max_num_reqs", max_num_reqs, MAX_COUNT)
+        require_positive("max_model_len", max_model_len, MAX_COUNT)
         if not groups:
             raise wrong_value("groups", groups, "no layer keeps a KV cache", "give at least one group")
         self.max_num_reqs: Final = max_num_reqs
