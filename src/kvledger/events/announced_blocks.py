@@ -17,12 +17,14 @@ class Identity(NamedTuple):
 
 
 class AnnouncedBlock(NamedTuple):
-    """A hash's meaning: what it follows, its tokens (packed), and what it covers beside them."""
+    """A hash's meaning: what it follows, its tokens (packed), what it covers beside them, and the tokens behind them
+    that it covers too (packed; with a draft)."""
 
     parent: bytes | None
     tokens: bytes
     extra_key: tuple[Any, ...] | None
     identity: Identity
+    lookahead: bytes = b""
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,7 @@ EventStyle.DISTINCT   (the default) what consumers can rely on:
       becomes two events, each with the parent that its first block really has
     - a prefix that ends inside a block is one entry of all its tokens in that block, with the block before as parent
     - hashes that go together are removed by one event
-EventStyle.VLLM       event for event what vLLM 0.32 emits: once per block, token_ids with the tokens of null blocks
+EventStyle.VLLM       event for event what vLLM emits: once per block, token_ids with the tokens of null blocks
                       among them, hashes without tokens of their own when nothing of a span is cached, prefixes inside
                       blocks as their last hash unit, one BlockRemoved a hash
 """
@@ -104,18 +104,21 @@ class EventBuilder:
         """The span as vLLM has it."""
         hashes: list[bytes] = []
         keys: list[tuple[Any, ...] | None] = []
+        lookaheads: list[bytes] | None = [] if span.sizes.num_hash_lookahead > 0 else None
         for _, _, block_hash, block in _blocks(span):
             self._announced.add(span.group_id, block_hash, block)
             hashes.append(block_hash)
             keys.append(block.extra_key)
+            if lookaheads is not None:
+                lookaheads.append(block.lookahead)
         unit = span.sizes.hash_block_size
         start, size = span.start, span.sizes.block_size
         if span.is_tail:
             start, size = span.end - unit, unit
-            keys = [_extra_key(span.request, start, span.end)]
+            keys = [_extra_key(span.request, start, span.end + span.sizes.num_hash_lookahead)]
         parent = span.hashes[start // unit - 1] if start > 0 else None
         tokens = span.tokens.token_ids(start, span.end)
-        return self._event(span.group_id, hashes, parent, tokens, size, _identity(span.request), keys)
+        return self._event(span.group_id, hashes, parent, tokens, size, _identity(span.request), keys, lookaheads)
 
     def _chain_event(self, group_id: int, chain: list[tuple[bytes, AnnouncedBlock]]) -> BlockStored:
         """One event for blocks that follow each other."""
@@ -128,6 +131,7 @@ class EventBuilder:
             first.num_tokens,
             first.identity,
             [block.extra_key for _, block in chain],
+            [block.lookahead for _, block in chain] if first.lookahead else None,
         )
 
     def _event(
@@ -139,6 +143,7 @@ class EventBuilder:
         block_size: int,
         identity: Identity,
         extra_keys: list[tuple[Any, ...] | None],
+        lookaheads: list[bytes] | None,
     ) -> BlockStored:
         label = self._labels[group_id]
         return BlockStored(
@@ -153,6 +158,7 @@ class EventBuilder:
             group_id,
             label.kind,
             label.sliding_window,
+            lookahead_token_ids=None if lookaheads is None else [unpack_tokens(packed) for packed in lookaheads],
         )
 
     # Removed
@@ -186,6 +192,7 @@ def _says_cleared(events: list[AnyEvent]) -> bool:
 def _blocks(span: SpanCached) -> Iterator[tuple[int, int, bytes, AnnouncedBlock]]:
     """Start, end, hash and meaning of each block of the span that became a hit."""
     unit = span.sizes.hash_block_size
+    num_ahead = span.sizes.num_hash_lookahead
     size = span.end - span.start if span.is_tail else span.sizes.block_size
     hashes = span.hashes
     request = span.request
@@ -194,12 +201,9 @@ def _blocks(span: SpanCached) -> Iterator[tuple[int, int, bytes, AnnouncedBlock]
         start = end - size
         parent = hashes[start // unit - 1] if start > 0 else None
         tokens = span.tokens.pack(start, end)
-        yield (
-            start,
-            end,
-            hashes[end // unit - 1],
-            AnnouncedBlock(parent, tokens, _extra_key(request, start, end), identity),
-        )
+        behind = span.tokens.pack(end, end + num_ahead) if num_ahead > 0 else b""
+        key = _extra_key(request, start, end + num_ahead)
+        yield start, end, hashes[end // unit - 1], AnnouncedBlock(parent, tokens, key, identity, behind)
 
 
 def _identity(request: Request) -> Identity:

@@ -1,4 +1,4 @@
-"""The KV events on the wire, as vLLM 0.32 publishes them: field names, their order, tags, and what is left out.
+"""The KV events on the wire, as vLLM 0.33 publishes them: field names, their order, tags, and what is left out.
 
 A batch is an array [ts, events, data_parallel_rank]; an event is a map with its class's name under "type". Optional
 fields at their defaults are left out. So a subscriber written for vLLM decodes ours, and these types decode vLLM's.
@@ -26,6 +26,8 @@ class BlockStored(KVCacheEvent):
 
     `extra_keys`: of each block, what its hash covers beside tokens (None: nothing), in this order: the adapter's name,
     (content hash, offset) of each multimodal item, and in a sequence's first block the cache salt.
+    `lookahead_token_ids`: of each block, the tokens behind it that its hash covers as well; None without a draft that
+    needs them.
     """
 
     block_hashes: list[WireHash]
@@ -42,6 +44,7 @@ class BlockStored(KVCacheEvent):
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
 
 
 class BlockRemoved(KVCacheEvent):

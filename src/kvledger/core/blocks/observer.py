@@ -22,11 +22,13 @@ class EvictionCause(Enum):
 
 
 class GroupSizes:
-    """Of one group: tokens in a block (over all context-parallel ranks), and tokens under one of a request's hashes."""
+    """Of one group: tokens in a block (over all context-parallel ranks), tokens that one of a request's hashes names,
+    and tokens behind those that it covers as well."""
 
-    def __init__(self, block_size: int, hash_block_size: int) -> None:
+    def __init__(self, block_size: int, hash_block_size: int, num_hash_lookahead: int = 0) -> None:
         self.block_size: Final = block_size
         self.hash_block_size: Final = hash_block_size
+        self.num_hash_lookahead: Final = num_hash_lookahead
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

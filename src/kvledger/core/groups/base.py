@@ -75,7 +75,7 @@ class SingleTypeKVCacheManager(ABC):
         self.block_size: Final = spec.block_size * ranks
         # A block's hash is the hash of its last unit.
         self.hashes_per_block: Final = self.block_size // policy.hash_block_size
-        self._sizes: Final = GroupSizes(self.block_size, policy.hash_block_size)
+        self._sizes: Final = GroupSizes(self.block_size, policy.hash_block_size, policy.num_hash_lookahead)
         self._copies: Final = context.copies
         self._observer: Final = context.observer
 
