@@ -636,20 +636,20 @@ def test_one_token_a_request_can_come_back_flat() -> None:
     engine = Engine(8)
     scheduler = engine.scheduler
     for name, num_tokens in (("a", 4), ("b", 6), ("c", 5)):
-        engine.add(name, num_tokens, max_tokens=2)
+        engine.add(name, num_tokens, max_tokens=3 if name == "c" else 2)
     output = scheduler.schedule()
     end = scheduler.update_from_tokens(output, [11, 12, 13])
     assert (end.finished, end.dropped_rows) == ([], [])
     b, c = scheduler.get_request("b"), scheduler.get_request("c")
     output = scheduler.schedule()
     scheduler.abort("a")
-    end = scheduler.update_from_tokens(output, [21, 22, -1])
-    # a had gone, b reached its limit, and c sampled nothing.
+    end = scheduler.update_from_tokens(output, [21, 22, 23])
+    # a had gone, b reached its limit, and c goes on.
     assert end.dropped_rows == [0]
     assert [(ended.request_id, ended.new_token_ids, ended.finish) for ended in end.finished] == [
         ("b", [22], RequestStatus.FINISHED_LENGTH)
     ]
-    assert (b.output_token_ids(), c.output_token_ids()) == ([12, 22], [13])
+    assert (b.output_token_ids(), c.output_token_ids()) == ([12, 22], [13, 23])
     engine.check()
 
 

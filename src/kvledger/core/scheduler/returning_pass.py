@@ -8,6 +8,13 @@ from mypy_extensions import i64
 
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
+from kvledger.core.scheduler.sampled_tokens import (
+    is_plainly_due,
+    require_sound_rows,
+    require_sound_token,
+    require_sound_tokens,
+    take_back_plain,
+)
 from kvledger.core.scheduler.state import SchedulerState
 from kvledger.errors import RequestError
 
@@ -31,7 +38,7 @@ class ReturningPass:
         """Closes the step with any number of tokens a row; returns what requests gained."""
         self.require_oldest(output)
         self._require_one_a_row(output, len(sampled_token_ids))
-        self._require_few_tokens(output, sampled_token_ids)
+        require_sound_rows(output, sampled_token_ids)
         self._close(output)
         outputs: list[RequestOutput] = []
         any_finished = False
@@ -48,37 +55,76 @@ class ReturningPass:
         """Closes the step with one token a row, or -1."""
         self.require_oldest(output)
         self._require_one_a_row(output, len(token_ids))
-        self._close(output)
-        # Nothing was drafted and nothing is awaited: a token that comes back is only appended.
-        is_plain = self._is_plain and not output.draft_token_ids
-        num_scheduled = output.num_scheduled_tokens
-        max_model_len = self._manager.max_model_len
         end = StepEnd()
-        for row, request in enumerate(output.requests):
-            token_id = token_ids[row]
-            if is_plain and token_id >= 0 and request.status is RequestStatus.RUNNING and request.num_stale_tokens == 0:
-                request.num_in_flight_tokens -= i64(num_scheduled[row])
-                request.append_token(token_id)
-                num_tokens = request.num_tokens
-                if (
-                    not request.stop_token_ids
-                    and num_tokens < max_model_len
-                    and num_tokens - request.num_prompt_tokens < request.max_tokens
-                ):
-                    continue
-                finish = self._finish_status(request, token_id)
-                if finish is not None:
-                    self._state.finish(request, finish)
-                    end.finished.append(RequestOutput(request.request_id, [token_id], finish))
-                continue
-            gained = self._settle(output, row, request, [token_id] if token_id >= 0 else [])
-            if gained is None and token_id >= 0:
-                end.dropped_rows.append(row)
-            if gained is not None and gained.finish is not None:
-                end.finished.append(gained)
+        # Nothing was drafted and nothing is awaited: a token that comes back is only appended.
+        if self._is_plain and not output.draft_token_ids:
+            rows = self._append_plain(output, token_ids)
+            self._close(output)
+            for row in rows:
+                self._settle_plain(output, row, token_ids[row], end)
+        else:
+            require_sound_tokens(output, token_ids)
+            self._close(output)
+            for row in range(len(token_ids)):
+                self._settle_one(output, row, token_ids[row], end)
         if end.finished:
             self._state.sweep_running()
         return end
+
+    def _append_plain(self, output: SchedulerOutput, token_ids: list[int]) -> list[int]:
+        """Appends each token whose request simply goes on. Returns the rows of all others, in order: their tokens are
+        sound, and where they end a request they are appended too.
+
+        One loop for checking and appending, because it is most of what a step's way back costs; so what was appended
+        before a wrong token is taken back. RequestError then.
+        """
+        num_scheduled = output.num_scheduled_tokens
+        max_model_len = self._manager.max_model_len
+        rows: list[int] = []
+        row = 0
+        try:
+            for request in output.requests:
+                token_id = token_ids[row]
+                if is_plainly_due(request) and token_id >= 0:
+                    request.append_token(token_id)
+                    request.num_in_flight_tokens -= i64(num_scheduled[row])
+                    num_tokens = request.num_tokens
+                    if (
+                        num_tokens >= max_model_len
+                        or num_tokens - request.num_prompt_tokens >= request.max_tokens
+                        or (request.stop_token_ids and token_id in request.stop_token_ids)
+                    ):
+                        rows.append(row)
+                else:
+                    require_sound_token(output, token_ids, row)
+                    rows.append(row)
+                row += 1
+        except BaseException as error:
+            take_back_plain(output, row)
+            if isinstance(error, (RequestError, TypeError)):
+                # It says which row, or the token is none.
+                require_sound_token(output, token_ids, row)
+            raise
+        return rows
+
+    def _settle_plain(self, output: SchedulerOutput, row: int, token_id: int, end: StepEnd) -> None:
+        """The rest of a row that _append_plain returned."""
+        request = output.requests[row]
+        if not is_plainly_due(request):
+            self._settle_one(output, row, token_id, end)
+            return
+        finish = self._finish_status(request, token_id)
+        if finish is not None:
+            self._state.finish(request, finish)
+            end.finished.append(RequestOutput(request.request_id, [token_id], finish))
+
+    def _settle_one(self, output: SchedulerOutput, row: int, token_id: int, end: StepEnd) -> None:
+        """_settle for at most one token."""
+        gained = self._settle(output, row, output.requests[row], [token_id] if token_id >= 0 else [])
+        if gained is None and token_id >= 0:
+            end.dropped_rows.append(row)
+        if gained is not None and gained.finish is not None:
+            end.finished.append(gained)
 
     def drop(self, output: SchedulerOutput) -> None:
         """Closes the step without a token for anybody."""
@@ -165,14 +211,3 @@ class ReturningPass:
                 f"step {output.step}: sampled tokens for {num_given} requests, but {len(output.requests)} were "
                 "scheduled; give one entry for each of output.request_ids"
             )
-
-    def _require_few_tokens(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> None:
-        for index, sampled in enumerate(sampled_token_ids):
-            if len(sampled) > 1:
-                request_id = output.request_ids[index]
-                num_drafts = len(output.draft_token_ids.get(request_id, []))
-                if len(sampled) > 1 + num_drafts:
-                    raise RequestError(
-                        f"sampled_token_ids[{index}]: {len(sampled)} tokens for request {request_id!r}, which verified "
-                        f"{num_drafts} drafts; at most one more than that can come back"
-                    )

@@ -1,0 +1,102 @@
+"""Whether the tokens that workers return fit their step: every row is looked at before any request is changed.
+
+A request that is through with what it knows gets a token; without one it would wait for ever. A prompt that is not
+through gets none; one would stand in the middle of it. Rows of requests that ended meanwhile, or were preempted, may
+have either, because what they say counts for nothing or for later.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvledger.core.requests.request import Request, RequestStatus
+from kvledger.core.scheduler.output import SchedulerOutput
+from kvledger.errors import RequestError
+
+
+def is_plainly_due(request: Request) -> bool:
+    """Whether a request of a step gets a token by it. REQUIRES one step in flight, without drafts."""
+    return request.status is RequestStatus.RUNNING and request.num_stale_tokens == 0 and not request.is_prefill_chunk
+
+
+def require_sound_rows(output: SchedulerOutput, sampled_token_ids: Sequence[object]) -> None:
+    """RequestError, naming the row, when a row has no list of token ids, too many of them, or some where none are due
+    or none where some are."""
+    for row in range(len(sampled_token_ids)):
+        sampled = sampled_token_ids[row]
+        if not isinstance(sampled, list):
+            raise RequestError(f"sampled_token_ids[{row}]: no list of token ids; give [] for none{_REST}")
+        for token_id in sampled:
+            if not _is_token(token_id):
+                raise _no_token(output, f"sampled_token_ids[{row}]", row, token_id)
+        _require_due(output, f"sampled_token_ids[{row}]", row, len(sampled))
+
+
+def require_sound_tokens(output: SchedulerOutput, token_ids: Sequence[object]) -> None:
+    """The same for one token a row, or -1."""
+    for row in range(len(token_ids)):
+        require_sound_token(output, token_ids, row)
+
+
+def require_sound_token(output: SchedulerOutput, token_ids: Sequence[object], row: int) -> None:
+    """The same for one row."""
+    token_id = token_ids[row]
+    field = f"token_ids[{row}]"
+    if _is_token(token_id):
+        _require_due(output, field, row, 1)
+    elif token_id == -1 and isinstance(token_id, int):
+        _require_due(output, field, row, 0)
+    else:
+        raise _no_token(output, field, row, token_id)
+
+
+def take_back_plain(output: SchedulerOutput, num_rows: int) -> None:
+    """Undoes what the first num_rows rows of a step and, in part, the row behind them have brought their requests.
+
+    REQUIRES one step in flight, without drafts: then the requests that are due had just the tokens that it computed.
+    """
+    for row in range(min(num_rows + 1, len(output.requests))):
+        request = output.requests[row]
+        if is_plainly_due(request):
+            num_scheduled = int(output.num_scheduled_tokens[row])
+            end = int(output.num_computed_tokens[row]) + num_scheduled
+            request.num_in_flight_tokens = num_scheduled
+            request.num_tokens = end
+            request.tokens.truncate(end)
+
+
+_REST: Final = "; nothing was changed, and the step is still in flight"
+
+
+def _require_due(output: SchedulerOutput, field: str, row: int, num_sampled: int) -> None:
+    request = output.requests[row]
+    drafts = output.draft_token_ids.get(request.request_id)
+    num_drafts = 0 if drafts is None else len(drafts)
+    if num_sampled > 1 + num_drafts:
+        raise RequestError(
+            f"{field}: {num_sampled} tokens for request {request.request_id!r}, which verified {num_drafts} drafts; at "
+            f"most one more than that can come back{_REST}"
+        )
+    if request.is_finished or request.num_stale_tokens > 0:
+        return
+    end = int(output.num_computed_tokens[row]) + int(output.num_scheduled_tokens[row])
+    if end >= request.num_tokens and num_sampled == 0:
+        raise RequestError(
+            f"{field}: no token for request {request.request_id!r}, which is through with all that it knows and would "
+            f"never go on; give the token that was sampled{_REST}"
+        )
+    if end < request.num_tokens and num_sampled > 0:
+        raise RequestError(
+            f"{field}: a token for request {request.request_id!r}, whose prompt is computed up to {end} of "
+            f"{request.num_tokens} tokens; give none until it is through{_REST}"
+        )
+
+
+def _no_token(output: SchedulerOutput, field: str, row: int, token_id: object) -> RequestError:
+    return RequestError(
+        f"{field}: {token_id!r} for request {output.request_ids[row]!r} is no token id; ids are ints from 0 to "
+        f"2**32 - 1{_REST}"
+    )
+
+
+def _is_token(token_id: object) -> bool:
+    return isinstance(token_id, int) and 0 <= token_id < 1 << 32
