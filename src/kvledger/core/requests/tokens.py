@@ -7,7 +7,7 @@ when their block is hashed.
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Final, SupportsIndex
 
@@ -28,13 +28,16 @@ def pack_tokens(token_ids: Iterable[SupportsIndex]) -> bytes:
     """
     ids = token_ids if isinstance(token_ids, list) else _listed(token_ids)
     if IS_COMPILED:
-        packed = _pack_int32(ids)
+        try:
+            packed = _pack_int32(ids)
+        except TypeError:  # another type of integer, or none
+            packed = None
         if packed is not None:
             return packed
     return _pack_uint32(ids)
 
 
-def _listed(token_ids: object) -> list[SupportsIndex]:
+def _listed(token_ids: object) -> list[int]:
     if isinstance(token_ids, (str, bytearray, memoryview, dict, set, frozenset)) or not isinstance(token_ids, Iterable):
         raise RequestError(
             f"token_ids: {type(token_ids).__name__} is no sequence of token ids; give a list, tuple, range or array of "
@@ -48,18 +51,18 @@ def _listed(token_ids: object) -> list[SupportsIndex]:
     return listed
 
 
-def _pack_int32(token_ids: list[SupportsIndex]) -> bytes | None:
-    """None when an id is no int from 0 to 2**31 - 1. Compiled, 2.6 times as fast as array(), which asks each id what it
-    is; uncompiled, 8 times as slow."""
+def _pack_int32(token_ids: list[int]) -> bytes | None:
+    """None when an id is not from 0 to 2**31 - 1, TypeError when one is no int. Compiled, 2.6 times as fast as array(),
+    which asks each id what it is; uncompiled, 8 times as slow."""
     writer = BytesWriter()
     for token_id in token_ids:
-        if not isinstance(token_id, int) or not 0 <= token_id < 1 << 31:
+        if not 0 <= token_id < 1 << 31:
             return None
         write_i32_le(writer, i32(token_id))
     return writer.getvalue()
 
 
-def _pack_uint32(token_ids: list[SupportsIndex]) -> bytes:
+def _pack_uint32(token_ids: Sequence[object]) -> bytes:
     try:
         packed = array("I", token_ids)  # type: ignore[type-var]  # it takes whatever has an index
     except (OverflowError, TypeError, ValueError):
