@@ -1,8 +1,7 @@
 """KVCacheCoordinator: spreads each call over the KV cache groups, and knows what every request holds in each.
 
 All groups take their blocks from one pool, all or nothing: blocks are counted over every group before any is taken.
-Three kinds: without prefix caching, with one group, and with several groups that must agree on one hit
-(hybrid_coordinator.py).
+This is all of a coordinator but the search for a hit, which is done in one of three ways (hit_search.py).
 """
 
 from abc import ABC, abstractmethod
@@ -440,25 +439,3 @@ def _count_holders(
         seen.add(block_id)
         holders[block_id] = holders.get(block_id, 0) + 1
     require(len(seen) == num_blocks, f"request {request_id!r}: {num_blocks} blocks counted, {len(seen)} held")
-
-
-class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
-    """Any number of groups; nothing is hashed, looked up or cached."""
-
-    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
-        return self.no_hit
-
-
-class UnitaryKVCacheCoordinator(KVCacheCoordinator):
-    """One group with prefix caching: its manager's hit is the hit."""
-
-    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
-        manager = self.managers[0]
-        hit = manager.find_longest_hit(block_hashes, max_tokens, _GROUP_0, manager.policy.is_draft)
-        limiting_group = 0 if hit.num_tokens + manager.block_size <= max_tokens else -1
-        if hit.num_tokens == 0:
-            return PrefixHit(self.no_blocks, 0, limiting_group)
-        return PrefixHit(KVCacheBlocks(hit.blocks), hit.num_tokens, limiting_group, age=self.age(), hashes=block_hashes)
-
-
-_GROUP_0: Final = [0]

@@ -1,4 +1,7 @@
-"""HybridKVCacheCoordinator: several KV cache groups that must agree on one hit.
+"""The three ways to search a hit, each a coordinator, and make_coordinator, which chooses among them.
+
+KVCacheCoordinatorNoPrefixCache searches nothing, UnitaryKVCacheCoordinator asks its one group, and
+HybridKVCacheCoordinator makes several groups agree.
 
 Each kind of group says how long a prefix it can start from, given a candidate length; the candidate only ever shrinks,
 so asking round by round until nobody shrinks it any more ends at the longest length that suits all. Which group is to
@@ -11,11 +14,31 @@ from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
 from kvledger.core.groups.base import GroupHit, SingleTypeKVCacheManager, cached_in_all
 from kvledger.core.groups.spec import KVCacheConfig
-from kvledger.core.ledger.coordinator import KVCacheCoordinator, UnitaryKVCacheCoordinator
-from kvledger.core.ledger.coordinator import KVCacheCoordinatorNoPrefixCache as NoPrefixCache
+from kvledger.core.ledger.coordinator import KVCacheCoordinator
 from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.core.units import cdiv
 from kvledger.errors import wrong_value
+
+_GROUP_0: Final = [0]
+
+
+class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
+    """Any number of groups; nothing is hashed, looked up or cached."""
+
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        return self.no_hit
+
+
+class UnitaryKVCacheCoordinator(KVCacheCoordinator):
+    """One group with prefix caching: its manager's hit is the hit."""
+
+    def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
+        manager = self.managers[0]
+        hit = manager.find_longest_hit(block_hashes, max_tokens, _GROUP_0, manager.policy.is_draft)
+        limiting_group = 0 if hit.num_tokens + manager.block_size <= max_tokens else -1
+        if hit.num_tokens == 0:
+            return PrefixHit(self.no_blocks, 0, limiting_group)
+        return PrefixHit(KVCacheBlocks(hit.blocks), hit.num_tokens, limiting_group, age=self.age(), hashes=block_hashes)
 
 
 class LookupGroup:
@@ -179,7 +202,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
 def make_coordinator(config: KVCacheConfig, rules: LedgerRules) -> KVCacheCoordinator:
     """The coordinator for that configuration."""
     if not rules.enable_caching:
-        return NoPrefixCache(config, rules)
+        return KVCacheCoordinatorNoPrefixCache(config, rules)
     if len(config.groups) == 1:
         return UnitaryKVCacheCoordinator(config, rules)
     return HybridKVCacheCoordinator(config, rules)
