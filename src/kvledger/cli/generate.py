@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvledger.cli.app import OptionsCommand, in_option_words
 from kvledger.cli.generate_options import GenerateOptions
-from kvledger.cli.options_command import OptionsCommand, in_option_words
 from kvledger.engine.options import EngineOptions
 from kvledger.engine.sampling_params import SamplingParams
 from kvledger.errors import ConfigError

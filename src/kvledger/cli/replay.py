@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvledger.cli.options_command import OptionsCommand, in_option_words
+from kvledger.cli.app import GroupedCommand, OptionsCommand, in_option_words
 from kvledger.cli.replay_options import ReplayOptions
 from kvledger.errors import ConfigError, wrong_value
 
@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     """Adds the subcommand."""
     app.command(
         "replay",
+        cls=GroupedCommand,
         help="Replay recorded traffic through the real scheduler and ledger, without a GPU.\n\n"
         "Prints hit rates, preemptions, pool usage and simulated latencies. Formats, options and the step-time model "
         "are explained in docs/replay.md.",
@@ -47,12 +48,12 @@ def run(options: ReplayOptions) -> None:
 
 def replay(options: ReplayOptions) -> "ReplayResult":
     """Runs one replay. typer.BadParameter for options that are wrong, TraceError for a trace that is."""
-    from kvledger.cli.replay_engine import make_engine
+    from kvledger.cli.replay_engine import replay_engine
     from kvledger.traces.formats import open_trace, sample_path
 
     try:
         options.validate()
-        engine = make_engine(options)
+        engine = replay_engine(options)
         reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
         with closing(reader.lines):
             # What can be wrong is refused first: opening a recording empties it, and a socket waits for a subscriber.
@@ -114,14 +115,14 @@ def _make_replay(
     )
     config = ReplayConfig(
         num_blocks=engine.num_blocks,
+        layout=engine.layout,
         max_model_len=engine.max_model_len,
         enable_caching=engine.enable_caching,
         watermark=options.watermark,
         check=options.check,
         scheduler=scheduler,
-        layout=engine.layout,
         events=events,
-        decisions=options.vllm_version,
+        decisions=engine.vllm_version,
         explain_misses=MissConfig(max_evicted_blocks=options.remember_evictions)
         if options.remember_evictions
         else None,

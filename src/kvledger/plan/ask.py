@@ -13,7 +13,7 @@ from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, PlanRequest, make_plan
 from kvledger.plan.refusal import Refusal, RefusedError
-from kvledger.plan.versions import VERSIONS, version_rules
+from kvledger.plan.versions import NEWEST_VERSION, VERSIONS, version_rules
 from kvledger.plan.ways_out import ways_out
 
 # The card that decides defaults where the memory is given and no card is.
@@ -23,14 +23,18 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Asked:
-    """A question: model, cards (comma-separated), release, options, measured memory."""
+    """A question: model, cards (comma-separated), release, options, measured memory.
+
+    `given`: names of the options that the user gave, whatever their value.
+    """
 
     model: str | None
     gpu: str | None
-    vllm_version: str
+    vllm_version: str | None
     options: EngineOptions
     measured: MeasuredMemory = NOTHING_MEASURED
     remarks: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
 
 
 def build_request(asked: Asked) -> PlanRequest:
@@ -49,9 +53,8 @@ def build_request(asked: Asked) -> PlanRequest:
     if asked.gpu is None:
         config.note(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
     facts = model_facts(config)
-    return PlanRequest(
-        facts, asked.options, tuple(map(find_gpu, names)), version_rules(asked.vllm_version), (asked.measured,)
-    )
+    rules = version_rules(asked.vllm_version or NEWEST_VERSION)
+    return PlanRequest(facts, asked.options, tuple(map(find_gpu, names)), rules, (asked.measured,))
 
 
 def answer(request: PlanRequest) -> Plan | Refusal:
@@ -188,6 +191,6 @@ def logged_version(asked: Asked, facts: LogFacts) -> tuple[str, tuple[str, ...]]
     """The rules to plan with: the log's release where it is modelled, else the nearest, with a remark."""
     release = ".".join((facts.version or "").split(".")[:2])
     if release in VERSIONS or not facts.version:
-        return release or asked.vllm_version, asked.remarks
+        return release or asked.vllm_version or NEWEST_VERSION, asked.remarks
     remark = f"vLLM {facts.version} is not modelled release by release: planned with the rules of 0.32"
     return "0.32", (*asked.remarks, remark)

@@ -7,6 +7,16 @@ from kvledger.errors import wrong_value
 AUTO_LENGTH = -1
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 ENTRY_POINTS = ("server", "llm")
+# Other names that vLLM takes for a model's type -> its usual name.
+DTYPES = {
+    "auto": "auto",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "float32": "float32",
+    "float": "float32",
+}
+STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         self.check_numbers()
         self.check_partition()
+        if self.dtype not in DTYPES:
+            raise wrong_value("--dtype", self.dtype, "not a type of a model", "use one of " + ", ".join(DTYPES))
+        object.__setattr__(self, "dtype", DTYPES[self.dtype])
+        if self.mamba_ssm_cache_dtype not in STATE_DTYPES:
+            fix = "use one of " + ", ".join(STATE_DTYPES)
+            raise wrong_value("--mamba-ssm-cache-dtype", self.mamba_ssm_cache_dtype, "not a type of a state", fix)
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             fix = "use one of " + ", ".join(KV_CACHE_DTYPES)
             raise wrong_value("--kv-cache-dtype", self.kv_cache_dtype, "not a KV cache type that is modelled", fix)

@@ -21,6 +21,7 @@ VERSIONS = {
     "0.33": VersionRules("0.33", 64),
     "0.32": VersionRules("0.32", 0),
 }
+NEWEST_VERSION = "0.33"
 # From this release on, the start-up log prints concurrency * max_model_len as the cache's tokens; before, whole blocks
 # of one group.
 TOKENS_BY_CONCURRENCY_SINCE = (0, 20)

@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING
 
 from kvledger.core.blocks.observer import LedgerObserver, LedgerObservers
 from kvledger.core.groups.decisions import LATEST_RELEASE
-from kvledger.core.groups.spec import KVCacheGroupSpec
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.ledger_rules import LedgerRules
-from kvledger.core.units import require_positive
 from kvledger.core.watch.prompt_split import MissConfig
 from kvledger.errors import wrong_value
 from kvledger.replay.layout import NO_LIMIT, KVLayout
-from kvledger.replay.step_time import ModelShape
 from kvledger.scheduler import SchedulerConfig
 from kvledger.traces.prompts import PromptMaker
 
@@ -21,58 +18,43 @@ if TYPE_CHECKING:
     from kvledger.events import LedgerEvents
 
 
-def one_group(shape: ModelShape, block_size: int) -> KVLayout:
-    """The layout of a plain decoder: one group of full attention over all layers."""
-    layers = tuple(f"layer.{index}" for index in range(shape.num_layers))
-    group = KVCacheGroupSpec(layers, shape.spec(block_size))
-    return KVLayout((group,), group.page_size_bytes, (group.page_size_bytes,))
-
-
 @dataclass(frozen=True)
 class ReplayConfig:
     """`num_blocks` counts the null block, as KVCacheConfig does. `max_model_len` None: no limit but the pool.
 
-    `layout` None: one group of `shape`, in blocks of `block_size` tokens. `check` proves the invariants of every layer
-    after each step. `events`: told of what happens to the cache, and of the end of each step.
-    `explain_misses`: what may be remembered to say why prompts missed; None: nothing.
+    `check` proves the invariants of every layer after each step. `events`: told of what happens to the cache, and of
+    the end of each step. `explain_misses`: what may be remembered to say why prompts missed; None: nothing.
     """
 
     num_blocks: int
-    block_size: int = 16
+    layout: KVLayout
     max_model_len: int | None = None
     enable_caching: bool = True
     watermark: float = 0.0
     check: bool = False
-    shape: ModelShape = field(default_factory=ModelShape)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    layout: KVLayout | None = None
     events: "LedgerEvents | None" = None
     explain_misses: MissConfig | None = None
     decisions: str = LATEST_RELEASE
 
     def __post_init__(self) -> None:
-        require_positive("block_size", self.block_size)
         if self.max_model_len is not None and self.max_model_len < 2:
             raise wrong_value("max_model_len", self.max_model_len, "no room for a prompt and a token", "give 2 or more")
 
     @cached_property
-    def kv_layout(self) -> KVLayout:
-        return one_group(self.shape, self.block_size) if self.layout is None else self.layout
-
-    @cached_property
     def group_block_sizes(self) -> list[int]:
         """Tokens in a block of each group, over all context-parallel ranks."""
-        return [self._rules.block_size(group.spec) for group in self.kv_layout.groups]
+        return [self._rules.block_size(group.spec) for group in self.layout.groups]
 
     @cached_property
     def hash_block_size(self) -> int:
         """Tokens under one block hash: a common divisor of the block sizes of all groups."""
-        return self._rules.resolved_hash_block_size(self.kv_layout.config(self.num_blocks))
+        return self._rules.resolved_hash_block_size(self.layout.config(self.num_blocks))
 
     @cached_property
     def hit_step(self) -> int:
         """Prefix hits end at multiples of so many tokens."""
-        policies = self._rules.policies(self.kv_layout.config(self.num_blocks))
+        policies = self._rules.policies(self.layout.config(self.num_blocks))
         return max(policy.hit_alignment for policy in policies)
 
     @property
@@ -82,7 +64,7 @@ class ReplayConfig:
 
     def make_manager(self, maker: PromptMaker, observer: LedgerObserver) -> KVCacheManager:
         """A fresh ledger over the layout's groups."""
-        layout = self.kv_layout
+        layout = self.layout
         if self.events is not None:
             observer = LedgerObservers([observer, self.events.observer])
         return KVCacheManager(
@@ -107,9 +89,9 @@ class ReplayConfig:
     @property
     def _max_in_flight_tokens(self) -> int:
         """At least a step: the replay has one in flight at a time."""
-        return max(self.kv_layout.max_in_flight_tokens, self.scheduler.max_num_batched_tokens)
+        return max(self.layout.max_in_flight_tokens, self.scheduler.max_num_batched_tokens)
 
     @property
     def _rules(self) -> LedgerRules:
         """What the manager makes of the layout."""
-        return self.kv_layout.rules(self.enable_caching, self._longest, self._max_in_flight_tokens)
+        return self.layout.rules(self.enable_caching, self._longest, self._max_in_flight_tokens)

@@ -34,7 +34,7 @@ class GroupMeter:
         self._config: Final = config
         self._manager: Final = manager
         self._interval: float = interval
-        groups = config.kv_layout.groups
+        groups = config.layout.groups
         # One group that keeps everything holds what the pool has lent.
         self._is_plain: Final = len(groups) == 1 and not is_sparse(groups[0].spec)
         self._held: Final[list[list[int]]] = [[] for _ in groups]
@@ -58,7 +58,7 @@ class GroupMeter:
 
     def results(self, stats: PrefixCacheStats) -> list[GroupResult]:
         """One entry for each group."""
-        layout = self._config.kv_layout
+        layout = self._config.layout
         results: list[GroupResult] = []
         for group_id, occupancy in enumerate(self._manager.group_occupancies()):
             group = layout.groups[group_id]

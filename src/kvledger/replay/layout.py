@@ -1,6 +1,5 @@
 """KVLayout: the groups of an engine's KV cache and the rules of its ledger, wherever they come from.
 
-the default           one group of full attention over all layers of a ModelShape
 planned_engine.py     what `kvledger plan` makes of a model
 layout_file.py        a small file, written by hand
 """

@@ -4,28 +4,24 @@
                 {"kind": "window", "layers": 8, "count": 3, "window": 1024}]}
 
 A group is `layers` layers that share block tables; `count` (default 1) makes that many groups of it. Which fields a
-kind has: FIELDS. What is left out comes from the command's options: block_size, num_kv_heads, head_size, dtype.
-All groups take blocks from one pool, so a block is as large as the largest group needs.
+kind has: FIELDS. What is left out is the model's: block_size, num_kv_heads, head_size, dtype. Numbers are those of the
+whole model; ranks share heads and states as they share the model's. All groups take blocks from one pool, so a block
+is as large as the largest group needs.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 import msgspec
 
-from kvledger.core.groups.spec import (
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
-    KVCacheGroupSpec,
-    KVCacheSpec,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowMLASpec,
-    SlidingWindowSpec,
-)
+from kvledger.core.groups.spec import KVCacheGroupSpec, KVCacheSpec, MambaSpec
+from kvledger.core.units import cdiv
 from kvledger.errors import ConfigError
+from kvledger.models.layers import AttentionCache, CacheSettings, LatentCache, LayerCache
+from kvledger.plan.plan import Plan
 from kvledger.replay.layout import InputError, KVLayout
-from kvledger.replay.step_time import AttentionWork, ModelShape, StepWork
+from kvledger.replay.step_time import AttentionWork, StepWork
 from kvledger.traces.reader import describe
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -45,6 +41,24 @@ _NEEDED: Final = {"window": "window", "chunked": "chunk", "mla_window": "window"
 _LATENT_SIZE: Final = 576
 
 
+@dataclass(frozen=True)
+class ReplacedModel:
+    """The planned model whose layers a file replaces. `num_heads`: query heads; 0 heads where it has no plain
+    attention, so that a file must give them.
+    """
+
+    cache: CacheSettings
+    num_heads: int
+    num_kv_heads: int = 0
+    head_size: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan) -> "ReplacedModel":
+        attention = [layer.cache for layer in plan.facts.layers if isinstance(layer.cache, AttentionCache)]
+        heads = (attention[0].num_kv_heads, attention[0].head_size) if attention else (0, 0)
+        return cls(plan.settings.cache, plan.facts.num_attention_heads, *heads)
+
+
 class GroupEntry(msgspec.Struct, forbid_unknown_fields=True):
     """One entry of "groups"."""
 
@@ -60,17 +74,29 @@ class GroupEntry(msgspec.Struct, forbid_unknown_fields=True):
     state_bytes: _Positive | None = None
     cache_mode: str | None = None
 
-    def spec(self, block_size: int, shape: ModelShape) -> KVCacheSpec:
-        """The spec of each of its layers."""
-        return _MAKERS[self.kind](self, self.block_size or block_size, shape)
+    def spec(self, model: ReplacedModel) -> KVCacheSpec:
+        """The spec of each of its layers on one rank."""
+        cache = replace(
+            model.cache,
+            block_size=self.block_size or model.cache.block_size,
+            cache_dtype=self.dtype or model.cache.cache_dtype,
+        )
+        if self.kind == "state":
+            return self._state(cache)
+        return _CACHES[self.kind](self, model).spec(cache)
+
+    def _state(self, cache: CacheSettings) -> MambaSpec:
+        # Only its bytes matter here, so the state is one row of them.
+        shapes = ((cdiv(self.state_bytes or 0, cache.tensor_parallel_size),),)
+        return MambaSpec(cache.block_size, shapes, ("uint8",), mamba_cache_mode=self.cache_mode or "align")
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     groups: Annotated[list[GroupEntry], msgspec.Meta(min_length=1)]
 
 
-def read_layout(text: bytes, where: str, block_size: int, shape: ModelShape) -> tuple[KVLayout, StepWork]:
-    """The layout of a file, and what a step costs with the shape's weights and these layers' attention."""
+def read_layout(text: bytes, where: str, model: ReplacedModel, work: StepWork) -> tuple[KVLayout, StepWork]:
+    """The layout of a file, and what a step costs with the model's weights and these layers' attention."""
     try:
         entries = msgspec.json.decode(text, type=_File).groups
     except msgspec.DecodeError as error:
@@ -81,9 +107,9 @@ def read_layout(text: bytes, where: str, block_size: int, shape: ModelShape) -> 
     attention: list[AttentionWork] = []
     state_bytes = 0
     for index, entry in enumerate(entries):
-        _require_sound(f"{where}, field groups[{index}]", entry)
+        _require_sound(f"{where}, field groups[{index}]", entry, model)
         try:
-            spec = entry.spec(block_size, shape)
+            spec = entry.spec(model)
         except ConfigError as error:
             raise InputError(f"{where}, field groups[{index}]: {error}") from None
         for _ in range(entry.count):
@@ -93,14 +119,13 @@ def read_layout(text: bytes, where: str, block_size: int, shape: ModelShape) -> 
         if entry.kind == "state":
             state_bytes += num_layers * (entry.state_bytes or 0)
         else:
-            attention.append(_attention_work(entry, spec, num_layers, shape))
+            attention.append(_attention_work(entry, spec, num_layers, model))
     sizes = tuple(group.page_size_bytes for group in groups)
-    parameters = shape.num_parameters
-    work = StepWork(parameters, parameters, shape.weight_bytes, attention=tuple(attention), state_bytes=state_bytes)
-    return KVLayout(tuple(groups), max(sizes), sizes), work
+    replaced = msgspec.structs.replace(work, attention=tuple(attention), state_bytes=state_bytes)
+    return KVLayout(tuple(groups), max(sizes), sizes), replaced
 
 
-def _require_sound(where: str, entry: GroupEntry) -> None:
+def _require_sound(where: str, entry: GroupEntry, model: ReplacedModel) -> None:
     allowed = FIELDS.get(entry.kind)
     if allowed is None:
         raise InputError(f"{where}.kind: {entry.kind!r} is not a kind of group; use one of {', '.join(FIELDS)}")
@@ -110,54 +135,37 @@ def _require_sound(where: str, entry: GroupEntry) -> None:
     needed = _NEEDED.get(entry.kind)
     if needed is not None and getattr(entry, needed) is None:
         raise InputError(f"{where}.{needed}: missing; kind {entry.kind} needs it")
+    if "num_kv_heads" in allowed:
+        for name in ("num_kv_heads", "head_size"):
+            if not (getattr(entry, name) or getattr(model, name)):
+                raise InputError(f"{where}.{name}: missing, and the model has no plain attention to take it from")
 
 
-def _attention_work(entry: GroupEntry, spec: KVCacheSpec, num_layers: int, shape: ModelShape) -> AttentionWork:
-    flops = 4 * num_layers * shape.num_heads * (entry.head_size or shape.head_size)
-    per_token = num_layers * spec.page_size_bytes / spec.block_size
+def _attention_work(entry: GroupEntry, spec: KVCacheSpec, num_layers: int, model: ReplacedModel) -> AttentionWork:
+    """Over all ranks: what every rank keeps whole is read on each."""
+    size = entry.head_size or (_LATENT_SIZE if entry.kind.startswith("mla") else model.head_size)
+    flops = 4 * num_layers * model.num_heads * size
+    per_token = num_layers * spec.page_size_bytes * model.cache.tensor_parallel_size / spec.block_size
     return AttentionWork(flops, per_token, window=entry.window or 0, chunk=entry.chunk or 0)
 
 
-def _full(entry: GroupEntry, block_size: int, shape: ModelShape) -> KVCacheSpec:
-    return FullAttentionSpec(block_size, *_heads(entry, shape), dtype=entry.dtype or shape.kv_dtype)
-
-
-def _window(entry: GroupEntry, block_size: int, shape: ModelShape) -> KVCacheSpec:
-    dtype = entry.dtype or shape.kv_dtype
-    return SlidingWindowSpec(block_size, *_heads(entry, shape), dtype=dtype, sliding_window=entry.window or 0)
-
-
-def _chunked(entry: GroupEntry, block_size: int, shape: ModelShape) -> KVCacheSpec:
-    dtype = entry.dtype or shape.kv_dtype
-    return ChunkedLocalAttentionSpec(
-        block_size, *_heads(entry, shape), dtype=dtype, attention_chunk_size=entry.chunk or 0
+def _attention(entry: GroupEntry, model: ReplacedModel) -> LayerCache:
+    return AttentionCache(
+        entry.num_kv_heads or model.num_kv_heads,
+        entry.head_size or model.head_size,
+        window=entry.window or 0,
+        chunk=entry.chunk or 0,
     )
 
 
-def _mla(entry: GroupEntry, block_size: int, shape: ModelShape) -> KVCacheSpec:
-    return MLAAttentionSpec(block_size, entry.head_size or _LATENT_SIZE, entry.dtype or shape.kv_dtype)
+def _latent(entry: GroupEntry, model: ReplacedModel) -> LayerCache:
+    return LatentCache(entry.head_size or _LATENT_SIZE, window=entry.window or 0)
 
 
-def _mla_window(entry: GroupEntry, block_size: int, shape: ModelShape) -> KVCacheSpec:
-    size, dtype = entry.head_size or _LATENT_SIZE, entry.dtype or shape.kv_dtype
-    return SlidingWindowMLASpec(block_size, size, dtype, sliding_window=entry.window or 0)
-
-
-def _state(entry: GroupEntry, block_size: int, shape: ModelShape) -> KVCacheSpec:
-    # Only its bytes matter here, so the state is one row of them.
-    shapes = ((entry.state_bytes or 0,),)
-    return MambaSpec(block_size, shapes, ("uint8",), mamba_cache_mode=entry.cache_mode or "align")
-
-
-def _heads(entry: GroupEntry, shape: ModelShape) -> tuple[int, int]:
-    return entry.num_kv_heads or shape.num_kv_heads, entry.head_size or shape.head_size
-
-
-_MAKERS: Final[dict[str, Callable[[GroupEntry, int, ModelShape], KVCacheSpec]]] = {
-    "full": _full,
-    "window": _window,
-    "chunked": _chunked,
-    "mla": _mla,
-    "mla_window": _mla_window,
-    "state": _state,
+_CACHES: Final[dict[str, Callable[[GroupEntry, ReplacedModel], LayerCache]]] = {
+    "full": _attention,
+    "window": _attention,
+    "chunked": _attention,
+    "mla": _latent,
+    "mla_window": _latent,
 }

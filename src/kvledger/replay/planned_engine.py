@@ -47,6 +47,7 @@ class PlannedEngine(msgspec.Struct):
     enable_prefix_caching: bool
     groups: list[PlannedGroup]
     gpu: Annotated[list[str], msgspec.Meta(min_length=1)]
+    vllm_version: str
     work: StepWork | None = None
     tensor_parallel_size: _Positive = 1
     pipeline_parallel_size: _Positive = 1

@@ -30,7 +30,7 @@ def print_report(result: ReplayResult, console: Console) -> None:
     grid.add_row()
     grid.add_row(_pool(result), _run(result))
     console.print(grid)
-    if result.model:
+    if len(result.groups) > 1:
         console.print()
         console.print(groups_held(result.groups))
         console.print()
@@ -105,7 +105,7 @@ def _prefix_cache(result: ReplayResult) -> Table:
         ("tokens looked up", f"{cache.num_query_tokens:,}"),
         ("blocks evicted", f"{cache.num_evictions:,}"),
     ]
-    if result.model:
+    if len(result.groups) > 1:
         rows.append(("hits end at multiples of", f"{result.hit_step:,}"))
         rows.append(("prompts too short for that", f"{result.num_short_prompts:,}"))
     return _table("Prefix cache", rows)

@@ -31,7 +31,7 @@ class SequentialReplay:
         self._check: Final = config.check
         self._events: Final = config.events
         self._max_chunk: Final = config.scheduler.max_num_batched_tokens
-        self._num_lookahead: Final = config.kv_layout.drafts
+        self._num_lookahead: Final = config.layout.drafts
         self._manager: Final = config.make_manager(maker, evictions)
         self._tally: Final = Tally(config, self._manager, evictions, interval=1.0)
 

@@ -16,20 +16,14 @@ to one engine.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from importlib.resources import files
 from typing import Final
 
 import msgspec
 
-from kvledger.core.groups.spec import FullAttentionSpec
-from kvledger.core.units import dtype_bytes, require_positive
-from kvledger.errors import ConfigError, wrong_value
+from kvledger.plan.gpus import Gpu
 
 FLOPS_EFFICIENCY: Final = 0.6
 BANDWIDTH_EFFICIENCY: Final = 0.8
-# Share of the memory that an engine takes, as vLLM's gpu_memory_utilization.
-MEMORY_UTILIZATION: Final = 0.9
 
 
 class AttentionWork(msgspec.Struct, frozen=True):
@@ -55,54 +49,6 @@ class StepWork(msgspec.Struct, frozen=True):
     expert_share: float = 1.0
     attention: tuple[AttentionWork, ...] = ()
     state_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """A dense decoder with grouped-query attention. The default is Llama 3.1 8B's."""
-
-    num_parameters: int = 8_030_000_000
-    num_layers: int = 32
-    num_heads: int = 32
-    num_kv_heads: int = 8
-    head_size: int = 128
-    weight_dtype: str = "bfloat16"
-    kv_dtype: str = "bfloat16"
-
-    def __post_init__(self) -> None:
-        require_positive("num_parameters", self.num_parameters)
-        require_positive("num_layers", self.num_layers)
-        require_positive("num_heads", self.num_heads)
-        dtype_bytes(self.weight_dtype)
-        self.spec(1)
-
-    def spec(self, block_size: int) -> FullAttentionSpec:
-        """What one layer keeps."""
-        return FullAttentionSpec(block_size, self.num_kv_heads, self.head_size, dtype=self.kv_dtype)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self.spec(1).page_size_bytes * self.num_layers
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.num_parameters * dtype_bytes(self.weight_dtype)
-
-    def work(self, kv_bytes_per_token: int | None = None) -> StepWork:
-        """What a step costs; `kv_bytes_per_token` where it is not the shape's own."""
-        per_token = self.kv_bytes_per_token if kv_bytes_per_token is None else kv_bytes_per_token
-        attention = AttentionWork(4 * self.num_layers * self.num_heads * self.head_size, per_token)
-        return StepWork(self.num_parameters, self.num_parameters, self.weight_bytes, attention=(attention,))
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """What the roofline needs of an accelerator. `memory_bytes`: as its driver offers it to programs."""
-
-    name: str
-    memory_bytes: int
-    bandwidth_bytes_s: float
-    peak_flops: float
 
 
 class LocalReach(ABC):
@@ -199,36 +145,3 @@ class StepTimeModel:
 def num_pairs(num_new: int, num_computed: int) -> float:
     """Query-key pairs of a causal chunk of num_new tokens after num_computed."""
     return num_new * (num_computed + (num_new + 1) / 2)
-
-
-def kv_memory_bytes(shape: ModelShape, gpu: Gpu, num_gpus: int) -> int:
-    """Memory left for the KV cache: MEMORY_UTILIZATION of all GPUs, less the weights. May be negative."""
-    return int(MEMORY_UTILIZATION * gpu.memory_bytes * num_gpus) - shape.weight_bytes
-
-
-def gpu_names() -> list[str]:
-    return list(_gpus())
-
-
-def find_gpu(name: str) -> Gpu:
-    """The GPU of that name in the bundled table, else in the one of `kvledger plan`."""
-    gpu = _gpus().get(name.lower())
-    if gpu is not None:
-        return gpu
-    from kvledger.plan.gpus import find_gpu as find_planned_gpu
-
-    try:
-        planned = find_planned_gpu(name)
-    except ConfigError:
-        fix = "use one of " + ", ".join(_gpus()) + ", or a card of `kvledger plan`"
-        raise wrong_value("gpu", name, "not in the table of GPUs", fix) from None
-    return Gpu(planned.name, planned.total_bytes, planned.bandwidth_bytes_s, planned.peak_flops)
-
-
-def _gpus() -> dict[str, Gpu]:
-    table = (files("kvledger.replay") / "data" / "gpus.tsv").read_text(encoding="utf-8")
-    gpus: dict[str, Gpu] = {}
-    for line in table.splitlines()[1:]:
-        name, memory_gib, bandwidth_gb_s, tflops = line.split("\t")[:4]
-        gpus[name] = Gpu(name, int(float(memory_gib) * 2**30), float(bandwidth_gb_s) * 1e9, float(tflops) * 1e12)
-    return gpus

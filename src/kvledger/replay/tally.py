@@ -114,7 +114,7 @@ class Tally:
             tokens_per_wall_second=num_tokens / wall_seconds,
             timeline=self.timeline.timeline(),
             groups=self.group_meter.results(stats),
-            bytes_per_block=self.config.kv_layout.bytes_per_block,
+            bytes_per_block=self.config.layout.bytes_per_block,
             hash_block_size=self.config.hash_block_size,
             hit_step=self._hit_step,
             num_short_prompts=self.num_short_prompts,

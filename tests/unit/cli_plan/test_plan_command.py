@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvledger.cli import main
+from kvledger.cli.engine_options import CARD, ENGINE
+from kvledger.cli.plan_options import OUTPUT, PlanOptions
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -117,7 +120,6 @@ def test_best_layout_says_what_vllms_costs(capsys: pytest.CaptureFixture[str]) -
         ([LLAMA], "--gpu is missing"),
         ([LLAMA, "--gpu", "Abacus"], "--gpu='Abacus'"),
         ([LLAMA, "--gpu", "H100", "--kv-cache-dtype", "int4"], "--kv-cache-dtype='int4'"),
-        ([LLAMA, "--gpu", "H100", "--layout", "odd"], "--layout='odd'"),
         ([LLAMA, "--gpu", "H100", "--sweep", "colour"], "--sweep='colour'"),
         ([LLAMA, "--gpu", "H100", "--sweep", "length=8k,long"], "--max-model-len='long'"),
         ([LLAMA, "--gpu", "H100", "--sweep", "gpu-memory-utilization=most"], "--gpu-memory-utilization='most'"),
@@ -134,6 +136,15 @@ def test_wrong_input_is_one_line_with_option_value_and_fix(
     assert words in err
     assert out == ""
     assert len(err.strip().splitlines()) == 1
+
+
+def test_help_groups_the_options_and_says_what_each_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    panels = [line.removesuffix(":") for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert panels == ["Arguments", ENGINE, CARD, OUTPUT, "Other options"]
+    for option in fields(PlanOptions):
+        assert option.name.replace("_", "-") in out.lower() or option.name == "remark"
 
 
 def test_help_imports_none_of_what_plans() -> None:

@@ -12,13 +12,13 @@ from tests.unit.replay.traces import mooncake, write
 
 
 def trace(directory: Path) -> str:
-    """Three prompts of two trace blocks of 4 tokens; the second repeats the first, the third shares its start."""
-    records = [mooncake(0, 8, 1, [1, 2]), mooncake(1000, 8, 1, [1, 2]), mooncake(2000, 8, 1, [1, 3])]
+    """Three prompts of two trace blocks of 16 tokens; the second repeats the first, the third shares its start."""
+    records = [mooncake(0, 32, 1, [1, 2]), mooncake(1000, 32, 1, [1, 2]), mooncake(2000, 32, 1, [1, 3])]
     return write(directory, *records)
 
 
 def replay(directory: Path, *arguments: str) -> int:
-    return main(["replay", trace(directory), "--trace-block-size", "4", "--block-size", "4", "--json", *arguments])
+    return main(["replay", trace(directory), "--trace-block-size", "16", "--json", *arguments])
 
 
 @pytest.mark.parametrize("mode", [(), ("--sequential",)])
@@ -30,7 +30,7 @@ def test_a_file_tells_what_became_cached_and_when(mode: tuple[str, ...], name: s
     stored = [event for batch in batches for event in batch.events]
     assert all(isinstance(event, BlockStored) for event in stored)
     # Content is made up: each trace block is one token, again and again.
-    assert [event.token_ids for event in stored] == [[0] * 4 + [1] * 4, [2] * 4]
+    assert [event.token_ids for event in stored] == [[0] * 16 + [1] * 16, [2] * 16]
     assert stored[1].parent_block_hash == stored[0].block_hashes[0]
     assert [batch.ts for batch in batches] == sorted(batch.ts for batch in batches)
 
@@ -84,8 +84,8 @@ def test_what_cannot_work_is_said(
 def test_a_subscriber_hears_everything_from_the_start(tmp_path: Path) -> None:
     pytest.importorskip("zmq")
     address = f"ipc://{tmp_path}/events"
-    command = [sys.executable, "-m", "kvledger", "replay", trace(tmp_path), "--trace-block-size", "4"]
-    command += ["--block-size", "4", "--num-blocks", "10", "--events", address, "--json"]
+    command = [sys.executable, "-m", "kvledger", "replay", trace(tmp_path), "--trace-block-size", "16"]
+    command += ["--num-blocks", "10", "--events", address, "--json"]
     with (
         EventSubscriber(address) as subscriber,
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process,

@@ -94,14 +94,12 @@ def test_a_plan_is_replayed_like_its_model(trace: str, tmp_path: Path, capsys: p
 
 def test_a_plan_can_be_changed(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = planned(capsys, tmp_path, "openai/gpt-oss-120b", "--gpu", "H100", "--tp", "2", "--dp", "2")
-    result = replay(capsys, trace, "--plan", path, "--memory", "590MiB", "--max-model-len", "3000")
+    result = replay(capsys, trace, "--plan", path, "--kv-cache-memory-bytes", "295MiB", "--max-model-len", "3000")
     # A block is 18 layers x 16 tokens x 4 heads x (64 + 64) x 2 bytes on each of 2 GPUs.
     assert result["bytes_per_block"] == 294_912
-    assert result["num_blocks"] == 590 * 2**20 // 2 // 294_912
+    assert result["num_blocks"] == 295 * 2**20 // 294_912
     assert result["refused"] == {"prompt_exceeds_max_model_len": 2}
     assert any("one of 2 replicas" in note for note in result["notes"])
-    per_gpu = replay(capsys, trace, "--plan", path, "--kv-cache-memory-bytes", "295MiB")
-    assert per_gpu["num_blocks"] == result["num_blocks"]
 
 
 def test_a_pool_out_of_estimates_says_so(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,16 +111,19 @@ def test_a_pool_out_of_estimates_says_so(trace: str, capsys: pytest.CaptureFixtu
 
 
 def test_memory_sizes_a_model(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = replay(capsys, trace, "--model", "openai/gpt-oss-120b", "--tp", "2", "--memory", "590MiB")
-    assert result["num_blocks"] == 590 * 2**20 // 2 // 294_912
+    result = replay(capsys, trace, "--model", "openai/gpt-oss-120b", "--tp", "2", "--kv-cache-memory-bytes", "295MiB")
+    assert result["num_blocks"] == 295 * 2**20 // 294_912
     assert "a real engine would not start with this pool" in result["notes"][-1]
 
 
-def test_the_report_has_a_table_of_groups(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_a_table_of_groups(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     code, out, _ = run(capsys, "replay", trace, "--model", "Qwen/Qwen3.5-27B", "--num-blocks", "100", *QUICK)
     assert code == 0
     for words in (
-        "Qwen/Qwen3.5-27B  on 1 x h100, groups: 4, at most 262,144 tokens",
+        "Qwen/Qwen3.5-27B  on 1 x NVIDIA H100 80GB HBM3 (SXM), groups: 4, at most 262,144 tokens",
         "shorter prompts never hit",
         "hits end at multiples of",
         "prompts too short for that",
@@ -134,8 +135,9 @@ def test_the_report_has_a_table_of_groups(trace: str, capsys: pytest.CaptureFixt
 
 
 def test_a_layout_file_with_drafts_and_sparse_retention(
-    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     path = tmp_path / "layout.json"
     path.write_text('{"groups": [{"kind": "full", "layers": 8}, {"kind": "window", "layers": 8, "window": 256}]}')
     options = (trace, "--layout", str(path), "--num-blocks", "1000")
@@ -145,7 +147,7 @@ def test_a_layout_file_with_drafts_and_sparse_retention(
     sparse = replay(capsys, *options, "--retention-interval", "0")
     assert sparse["groups"][1]["num_cached_blocks"] < drafts["groups"][1]["num_cached_blocks"] / 4
     _, out, _ = run(capsys, "replay", *options, *QUICK)
-    assert "layout.json  on 4 x h100, groups: 2\n" in out
+    assert "layout.json  on 4 x NVIDIA H100 80GB HBM3 (SXM), groups: 2, at most 131,072 tokens\n" in out
     assert "1,000 x 16 tokens" in out
 
 
@@ -154,7 +156,7 @@ def test_a_layout_file_with_drafts_and_sparse_retention(
     [
         (("--model", "openai/whisper-large-v3"), "its cross attention keeps what an encoder made of audio"),
         (("--model", "Qwen/Qwen3-32B"), "--max-model-len"),
-        (("--model", "Qwen/Qwen3-32B"), "then `kvledger replay --plan plan.json`"),
+        (("--model", "Qwen/Qwen3-32B"), "--num-blocks or --kv-cache-memory-bytes: replayed on that pool"),
         (("--model", "Qwen/Qwen3-32B", "--tp", "7"), "must be divisible by tensor parallel size (7)"),
     ],
 )

@@ -93,7 +93,7 @@ def test_plan_and_replay_make_the_same_pool_of_the_same_words(size: str, capsys:
         ["plan", "meta-llama/Llama-3.1-8B", "--gpu", "H100", "--block-size"],
         ["replay", "--max-num-seqs"],
         ["replay", "--max-model-len"],
-        ["replay", "--num-blocks"],
+        ["replay", "--max-num-batched-tokens"],
         ["generate", "--model", "x", "--prompt", "y", "--max-num-seqs"],
     ],
     ids=" ".join,

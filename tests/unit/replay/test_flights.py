@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from itertools import pairwise
-from math import inf
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -11,20 +10,18 @@ from kvledger.replay.config import ReplayConfig
 from kvledger.replay.meters import EvictionMeter, WeightedSamples
 from kvledger.replay.result import Percentiles, ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
-from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulingPolicy
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
 from kvledger.traces.trace_request import TraceRequest
-
-ONE_SECOND = StepTimeModel(ModelShape().work(), Gpu("infinite", 1, inf, inf), 1, 1.0)
+from tests.unit.replay.engines import ONE_SECOND, one_group
 
 
 class NaiveReplay:
     """Everything that arrived goes to the scheduler at once; every token of every step is written down."""
 
     def __init__(self, requests: list[TraceRequest], config: ReplayConfig) -> None:
-        maker = make_prompt_maker("none", config.block_size)
+        maker = make_prompt_maker("none", config.hash_block_size)
         self.scheduler = Scheduler(config.make_manager(maker, EvictionMeter()), config.scheduler)
         self.token_times: dict[str, list[float]] = defaultdict(list)
         self.num_recomputed = 0
@@ -63,7 +60,7 @@ def percentiles(values: list[float]) -> Percentiles | None:
 
 def replay(requests: list[TraceRequest], config: ReplayConfig) -> ReplayResult:
     arrivals = RecordedArrivals(iter(requests))
-    maker = make_prompt_maker("none", config.block_size)
+    maker = make_prompt_maker("none", config.hash_block_size)
     return ScheduledReplay(arrivals, maker, config, ONE_SECOND).run(lambda done, arrived: None)
 
 
@@ -101,7 +98,7 @@ def test_every_token_and_every_recomputed_position_is_accounted_for(
         time += gap
         ids = [prefix * 100 + i for i in range(-(-num_prompt // 4))]
         requests.append(TraceRequest(time, num_prompt, num_output, ids, 4, priority=priority))
-    config = ReplayConfig(num_blocks, 4, scheduler=SchedulerConfig(max_num_seqs, budget, policy))
+    config = ReplayConfig(num_blocks, one_group(4), scheduler=SchedulerConfig(max_num_seqs, budget, policy))
     naive = NaiveReplay(requests, config)
     result = replay(requests, config)
     assert result.num_finished == len(requests)

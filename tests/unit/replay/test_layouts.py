@@ -16,11 +16,11 @@ from kvledger.replay.layout_file import FIELDS, read_layout
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import SequentialReplay
-from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
 from kvledger.scheduler import SchedulerConfig
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
 from kvledger.traces.trace_request import TraceRequest
+from tests.unit.replay.engines import LLAMA, LLAMA_WORK, steps_of
 
 Entry = dict[str, object]
 FULL: Entry = {"kind": "full"}
@@ -29,7 +29,8 @@ STATE: Entry = {"kind": "state", "state_bytes": 1000, "block_size": 64}
 
 
 def layout(*groups: Entry, block_size: int = 16) -> KVLayout:
-    return read_layout(json.dumps({"groups": groups}).encode(), "file", block_size, ModelShape())[0]
+    model = replace(LLAMA, cache=replace(LLAMA.cache, block_size=block_size))
+    return read_layout(json.dumps({"groups": groups}).encode(), "file", model, LLAMA_WORK)[0]
 
 
 def configuration(kv_layout: KVLayout, num_blocks: int = 200) -> ReplayConfig:
@@ -53,9 +54,7 @@ def replay(
     arrivals = RecordedArrivals(iter(requests))
     maker = make_prompt_maker(hash_name, config.hash_block_size)
     if scheduled:
-        work = ModelShape().work()
-        step_time = StepTimeModel(work, Gpu("infinite", 1, float("inf"), float("inf")), 1, 0.05)
-        return ScheduledReplay(arrivals, maker, config, step_time).run(lambda done, arrived: None)
+        return ScheduledReplay(arrivals, maker, config, steps_of(0.05)).run(lambda done, arrived: None)
     return SequentialReplay(arrivals, maker, config).run(lambda done, arrived: None)
 
 
@@ -203,7 +202,7 @@ def test_every_kind_of_group_and_what_it_costs() -> None:
             ]
         }
     ).encode()
-    made, work = read_layout(text, "file", 16, ModelShape())
+    made, work = read_layout(text, "file", LLAMA, LLAMA_WORK)
     full, first, _, third, chunked, latent, _, state = (group.spec for group in made.groups)
     assert full == FullAttentionSpec(16, 4, 64, dtype="fp8")
     assert first == third
@@ -218,6 +217,34 @@ def test_every_kind_of_group_and_what_it_costs() -> None:
     # 32 query heads, 4 x heads x size a pair: 6 windowed layers.
     assert (work.attention[1].window, work.attention[1].flops_per_pair) == (128, 6 * 4 * 32 * 128)
     assert (work.attention[1].bytes_per_token, work.state_bytes) == (6 * 4096, 20_000)
+    assert work.weight_bytes == LLAMA_WORK.weight_bytes
+
+
+def test_ranks_share_heads_and_states_and_each_keeps_latents_whole() -> None:
+    # 8 heads over 4 ranks, 2 heads over 4 ranks (a copy each), 5000 bytes over 4; 16 tokens x 2 bytes x 576 values.
+    text = json.dumps(
+        {
+            "groups": [
+                {"kind": "full"},
+                {"kind": "full", "num_kv_heads": 2},
+                {"kind": "mla"},
+                {"kind": "state", "state_bytes": 5000},
+            ]
+        }
+    ).encode()
+    model = replace(LLAMA, cache=replace(LLAMA.cache, tensor_parallel_size=4))
+    made, work = read_layout(text, "file", model, LLAMA_WORK)
+    assert made.group_bytes == (16 * 2 * 2 * 128 * 2, 16 * 1 * 2 * 128 * 2, 16 * 576 * 2, 1250)
+    # Over all ranks: 8 heads, 4 copies of one, 4 whole latents.
+    assert [part.bytes_per_token for part in work.attention] == [8 * 512, 4 * 512, 4 * 1152]
+    assert work.state_bytes == 5000
+
+
+def test_a_model_without_plain_attention_leaves_its_heads_to_the_file() -> None:
+    latent = replace(LLAMA, num_kv_heads=0, head_size=0)
+    with pytest.raises(InputError, match=r"groups\[0\].num_kv_heads: missing, and the model has no plain attention"):
+        read_layout(b'{"groups": [{"kind": "full"}]}', "file", latent, LLAMA_WORK)
+    read_layout(b'{"groups": [{"kind": "full", "num_kv_heads": 2, "head_size": 64}]}', "file", latent, LLAMA_WORK)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +267,7 @@ def test_every_kind_of_group_and_what_it_costs() -> None:
 )
 def test_a_wrong_layout_says_where(text: str, message: str) -> None:
     with pytest.raises(InputError) as raised:
-        read_layout(text.encode(), "file", 16, ModelShape())
+        read_layout(text.encode(), "file", LLAMA, LLAMA_WORK)
     assert message in str(raised.value)
 
 

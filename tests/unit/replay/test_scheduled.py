@@ -1,19 +1,15 @@
 """The scheduled replay on a clock where every step takes one second, so that all times can be counted by hand."""
 
-from math import inf
-
 import pytest
 
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
-from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
 from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
 from kvledger.traces.arrivals import Arrivals, ClosedLoopArrivals, RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
 from kvledger.traces.trace_request import TraceRequest, TraceSession
-
-ONE_SECOND = StepTimeModel(ModelShape().work(), Gpu("infinite", 1, inf, inf), 1, 1.0)
+from tests.unit.replay.engines import ONE_SECOND, one_group
 
 
 def recorded(time: float, prompt: int, output: int, *, ids: list[int] | None = None, priority: int = 0) -> TraceRequest:
@@ -33,7 +29,7 @@ def replay(
     """Replays with blocks of 16 tokens, every invariant checked after each step."""
     config = ReplayConfig(
         num_blocks,
-        16,
+        one_group(),
         max_model_len,
         enable_caching,
         check=True,

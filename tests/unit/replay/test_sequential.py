@@ -8,12 +8,13 @@ from kvledger.replay.sequential import SequentialReplay
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
 from kvledger.traces.trace_request import TraceRequest
+from tests.unit.replay.engines import one_group
 
 
 def replay(*prompts: tuple[int, list[int]], num_blocks: int, hash_name: str = "none") -> ReplayResult:
     """Prompts of (tokens, ids) in blocks of 16, every invariant checked after each."""
     requests = [TraceRequest(0.0, tokens, 100, ids, 16) for tokens, ids in prompts]
-    config = ReplayConfig(num_blocks, 16, check=True)
+    config = ReplayConfig(num_blocks, one_group(), check=True)
     maker = make_prompt_maker(hash_name, 16)
     return SequentialReplay(RecordedArrivals(iter(requests)), maker, config).run(lambda done, arrived: None)
 

@@ -1,40 +1,31 @@
 """The roofline, by hand."""
 
 from collections.abc import Callable
-from math import inf
 
 import pytest
 
 from kvledger.errors import ConfigError
+from kvledger.plan.gpus import find_gpu
 from kvledger.replay.layout import num_blocks_in
 from kvledger.replay.step_time import (
     AttentionWork,
     ChunkReach,
-    Gpu,
     LocalReach,
-    ModelShape,
     StepTimeModel,
     StepWork,
     WindowReach,
-    find_gpu,
-    gpu_names,
-    kv_memory_bytes,
     num_pairs,
 )
+from tests.unit.replay.engines import card
 
 # Round numbers: after the efficiencies 0.6 and 0.8 a GPU does 6e12 flops and reads 8e9 bytes a second.
-GPU = Gpu("round", 10 * 2**30, 1e10, 1e13)
-SHAPE = ModelShape(num_parameters=1_000_000_000, num_layers=10, num_heads=5, num_kv_heads=1, head_size=30)
+GPU = card("round", 1e10, 1e13)
+# 10 layers of 5 query heads and 1 KV head of 30 values: 4 x 10 x 5 x 30 flops a pair, 10 x (30 + 30) x 2 bytes a token.
+SMALL = StepWork(1_000_000_000, 1_000_000_000, 2_000_000_000, attention=(AttentionWork(6000, 1200),))
 
 
 def model(num_gpus: int = 1, overhead: float = 0.0) -> StepTimeModel:
-    return StepTimeModel(SHAPE.work(), GPU, num_gpus, overhead)
-
-
-def test_the_default_shape_keeps_128_kib_a_token() -> None:
-    # 2 (keys and values) x 32 layers x 8 heads x 128 values x 2 bytes.
-    assert ModelShape().kv_bytes_per_token == 131_072
-    assert ModelShape().weight_bytes == 16_060_000_000
+    return StepTimeModel(SMALL, GPU, num_gpus, overhead)
 
 
 def test_a_small_decode_reads_the_weights() -> None:
@@ -43,13 +34,12 @@ def test_a_small_decode_reads_the_weights() -> None:
 
 
 def test_context_is_read_once_a_step() -> None:
-    # 1200 bytes a token: 10 layers x 1 head x (30 + 30) values x 2 bytes. 1e6 tokens: 0.15 s.
-    assert SHAPE.kv_bytes_per_token == 1200
+    # 1e6 tokens of 1200 bytes: 0.15 s.
     assert model().seconds(1, 1_000_000, 0.0) == pytest.approx(0.25 + 0.15)
 
 
 def test_a_large_prefill_is_bound_by_flops() -> None:
-    # 2 x 1e9 x 3000 / 6e12 = 1 s; attention 4 x 10 x 5 x 30 = 6000 flops a pair, 1e9 pairs: 1 s.
+    # 2 x 1e9 x 3000 / 6e12 = 1 s; attention 6000 flops a pair, 1e9 pairs: 1 s.
     assert model().seconds(3000, 3000, 0.0) == pytest.approx(1.0)
     assert model().seconds(3000, 3000, 1e9) == pytest.approx(2.0)
 
@@ -63,23 +53,10 @@ def test_pairs_of_a_causal_chunk() -> None:
     assert num_pairs(3, 10) == 36.0
 
 
-def test_memory_for_kv_is_what_the_weights_leave_of_ninety_percent() -> None:
-    assert kv_memory_bytes(SHAPE, GPU, 2) == int(0.9 * 20 * 2**30) - 2_000_000_000
+def test_a_pool_has_at_least_two_blocks() -> None:
     assert num_blocks_in(1_000_000, 16 * 1200) == 52
     with pytest.raises(ConfigError, match="memory=30000: holds 1 blocks of 19200 bytes, and 2 are the least"):
         num_blocks_in(30_000, 16 * 1200)
-
-
-def test_gpus_are_found_by_name() -> None:
-    assert find_gpu("H100").peak_flops == 989e12
-    assert all(0 < find_gpu(name).bandwidth_bytes_s < inf for name in gpu_names())
-    with pytest.raises(ConfigError, match="gpu='gtx': not in the table of GPUs; use one of a30, l4"):
-        find_gpu("gtx")
-
-
-def test_a_shape_says_which_number_is_wrong() -> None:
-    with pytest.raises(ConfigError, match="num_kv_heads=0"):
-        ModelShape(num_kv_heads=0)
 
 
 # Models that are not one group of full attention
@@ -129,6 +106,24 @@ def test_a_state_is_read_and_written_once_a_request() -> None:
     assert StepTimeModel(work, GPU, 1, 0.0).seconds(4, 400, 0.0, 4) == pytest.approx(2 * 4e6 / 8e9)
 
 
-def test_cards_of_the_plan_are_known_too() -> None:
-    assert find_gpu("H20").bandwidth_bytes_s == 4e12
-    assert find_gpu("NVIDIA H100 80GB HBM3 (SXM)").peak_flops == 989e12
+# Card -> GB/s and dense TFLOP/s of 16-bit numbers.
+SPEEDS = {
+    "a30": (933, 165),
+    "l4": (300, 121),
+    "l40s": (864, 362),
+    "a100": (2039, 312),
+    "a100-80gb": (2039, 312),
+    "a100-40gb": (1555, 312),
+    "h100-pcie": (2000, 756.5),
+    "h100": (3350, 989),
+    "NVIDIA H100 80GB HBM3 (SXM)": (3350, 989),
+    "h200": (4800, 989),
+    "H20": (4000, 148),
+    "b200": (7700, 2250),
+}
+
+
+@pytest.mark.parametrize("name", SPEEDS)
+def test_cards_have_the_speeds_of_their_data_sheets(name: str) -> None:
+    gpu = find_gpu(name)
+    assert (gpu.bandwidth_bytes_s / 1e9, gpu.peak_flops / 1e12) == SPEEDS[name]

@@ -11,12 +11,12 @@ from kvledger.replay.config import ReplayConfig
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import SequentialReplay
-from kvledger.replay.step_time import Gpu, ModelShape, StepTimeModel
 from kvledger.replay.why_missed import MoreBlocks, WhyMissed
 from kvledger.replay.why_report import larger_pools, missed_tables
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
 from kvledger.traces.trace_request import TraceRequest
+from tests.unit.replay.engines import one_group, steps_of
 
 FAMILIES = ((33, [1, 2, 3]), (49, [4, 5, 6, 7]), (33, [1, 2, 3]))
 
@@ -26,7 +26,11 @@ def replay(
 ) -> ReplayResult:
     requests = [TraceRequest(0.0, tokens, 4, ids, 16) for tokens, ids in prompts]
     config = ReplayConfig(
-        num_blocks, 16, check=True, enable_caching=caching, explain_misses=MissConfig(max_evicted_blocks=remembered)
+        num_blocks,
+        one_group(),
+        check=True,
+        enable_caching=caching,
+        explain_misses=MissConfig(max_evicted_blocks=remembered),
     )
     maker = make_prompt_maker("none", 16)
     return SequentialReplay(RecordedArrivals(iter(requests)), maker, config).run(lambda done, arrived: None)
@@ -135,7 +139,7 @@ def test_what_is_forgotten_is_said() -> None:
 
 
 def test_not_asked_not_answered() -> None:
-    config = ReplayConfig(100, 16)
+    config = ReplayConfig(100, one_group())
     arrivals = RecordedArrivals(iter([TraceRequest(0.0, 40, 4, [1, 2, 3], 16)]))
     result = SequentialReplay(arrivals, make_prompt_maker("none", 16), config).run(lambda done, arrived: None)
     assert result.why_missed is None
@@ -143,13 +147,12 @@ def test_not_asked_not_answered() -> None:
 
 def test_the_scheduler_counts_resumed_requests_apart() -> None:
     requests = [TraceRequest(0.0, 33, 60, [3 * n, 3 * n + 1, 3 * n + 2], 16) for n in range(3)]
-    config = ReplayConfig(11, 16, check=True, explain_misses=MissConfig())
-    gpu = Gpu("test", 80 << 30, 1e12, 1e14)
+    config = ReplayConfig(11, one_group(), check=True, explain_misses=MissConfig())
     replayed = ScheduledReplay(
         RecordedArrivals(iter(requests)),
         make_prompt_maker("none", 16),
         config,
-        StepTimeModel(ModelShape().work(None), gpu, 1, 0.002),
+        steps_of(0.002),
     )
     nothing: Callable[[int, int], None] = lambda done, arrived: None  # noqa: E731
     result = replayed.run(nothing)

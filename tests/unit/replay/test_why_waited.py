@@ -13,7 +13,8 @@ from kvledger.replay.why_waited import WaitTime
 from kvledger.scheduler import SchedulerConfig, WaitReason
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
-from tests.unit.replay.test_scheduled import ONE_SECOND, recorded, replay
+from tests.unit.replay.engines import ONE_SECOND, one_group
+from tests.unit.replay.test_scheduled import recorded, replay
 
 
 def waits(times: list[WaitTime]) -> dict[str, tuple[float, int]]:
@@ -62,7 +63,7 @@ def test_a_small_share_is_shown_with_as_many_decimals_as_in_the_table_of_misses(
 
 
 def test_log_lines_on_the_simulated_clock() -> None:
-    config = ReplayConfig(101, 16, scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64))
+    config = ReplayConfig(101, one_group(), scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64))
     lines: list[str] = []
     requests = [recorded(0.0, 40, 4), recorded(0.0, 40, 2), recorded(0.0, 40, 2)]
     maker = make_prompt_maker("none", 16)
@@ -78,7 +79,7 @@ def test_log_lines_on_the_simulated_clock() -> None:
 
 
 def test_the_last_interval_is_logged_though_it_is_not_over() -> None:
-    config = ReplayConfig(101, 16, scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64))
+    config = ReplayConfig(101, one_group(), scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64))
     lines: list[str] = []
     requests = RecordedArrivals(iter([recorded(0.0, 40, 6)]))
     log = ReplayLog(4.0, lines.append)

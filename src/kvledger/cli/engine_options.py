@@ -1,0 +1,171 @@
+"""The options that describe an engine, for every command that plans one: one field an option, vLLM's names.
+
+A field is None where the user says nothing, so that a log, a plan or a command's own default can say it; the defaults
+themselves stand in kvledger.plan.options.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from typer import Option
+
+from kvledger.cli.numbers import parse_bytes, parse_length, parse_number, parse_whole
+
+if TYPE_CHECKING:
+    # What plans is imported when a plan is asked for, so that --help stays quick.
+    from kvledger.plan.ask import Asked
+    from kvledger.plan.memory import MeasuredMemory
+    from kvledger.plan.options import EngineOptions
+
+ENGINE: Final = "The engine (vLLM's names)"
+CARD: Final = "Card and memory"
+GIB: Final = 1 << 30
+
+
+def whole(help_text: str, *names: str) -> Any:
+    """An option that is a count."""
+    return Option(*names, parser=parse_whole, metavar="N", help=help_text, rich_help_panel=ENGINE)
+
+
+def words(help_text: str) -> Any:
+    """An option that is taken as it stands."""
+    return Option(metavar="TEXT", help=help_text, rich_help_panel=ENGINE)
+
+
+def switch(help_text: str, *names: str) -> Any:
+    """An option that is on, off or not given."""
+    return Option(*names, help=help_text, rich_help_panel=ENGINE)
+
+
+def measured(help_text: str) -> Any:
+    """A size in GiB that the user knows."""
+    return Option(parser=parse_number, metavar="N", help=help_text, rich_help_panel=CARD)
+
+
+@dataclass(frozen=True)
+class PlannedEngineOptions:
+    """Limits, parallel sizes and memory of one engine. The fields that EngineOptions has carry its names."""
+
+    max_model_len: Annotated[
+        int | None,
+        Option(parser=parse_length, metavar="N", help="Longest request: 32768, 32k, or auto.", rich_help_panel=ENGINE),
+    ] = None
+    dtype: Annotated[str | None, words("auto, bfloat16, float16 or float32. Default: auto.")] = None
+    kv_cache_dtype: Annotated[str | None, words("auto, bfloat16, float16, fp8, fp8_e4m3, ... Default: auto.")] = None
+    block_size: Annotated[int | None, whole("Tokens per block. Default: what the model's kernels prefer.")] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        Option(
+            parser=parse_number,
+            metavar="N",
+            help="Share of the card for this engine. Default: 0.92.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        Option(
+            parser=parse_bytes,
+            metavar="BYTES",
+            help="KV cache of each GPU, instead of a share: 54.6GiB.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        int | None,
+        whole(
+            "Blocks of the pool, the null block included, instead of the computed number.",
+            "--num-gpu-blocks-override",
+            "--num-blocks",
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[int | None, whole("Tokens of one step. Default: by the card.")] = None
+    max_num_seqs: Annotated[int | None, whole("Requests of one step. Default: by the card.")] = None
+    tensor_parallel_size: Annotated[
+        int | None, whole("Ranks that share each layer.", "--tensor-parallel-size", "--tp", "-tp")
+    ] = None
+    pipeline_parallel_size: Annotated[
+        int | None, whole("Stages of layers.", "--pipeline-parallel-size", "--pp", "-pp")
+    ] = None
+    pp_layer_partition: Annotated[str | None, words("Layers of each stage: 16,32.")] = None
+    data_parallel_size: Annotated[int | None, whole("Replicas.", "--data-parallel-size", "--dp", "-dp")] = None
+    decode_context_parallel_size: Annotated[
+        int | None, whole("Ranks that share a request's tokens.", "--decode-context-parallel-size", "--dcp", "-dcp")
+    ] = None
+    enable_expert_parallel: Annotated[bool | None, switch("Share experts over all ranks.")] = None
+    enable_prefix_caching: Annotated[
+        bool | None,
+        switch(
+            "Reuse cached prefixes; on for most models.",
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            "--prefix-caching/--no-prefix-caching",
+        ),
+    ] = None
+    disable_hybrid_kv_cache_manager: Annotated[bool | None, switch("Store windowed layers like full ones.")] = None
+    async_scheduling: Annotated[bool | None, switch("Prepare a step during the last one. Default: yes.")] = None
+    enforce_eager: Annotated[bool | None, switch("No CUDA graphs.")] = None
+    mamba_ssm_cache_dtype: Annotated[str | None, words("Element type of recurrent states. Default: auto.")] = None
+    entry_point: Annotated[str | None, words("server or llm: their defaults differ. Default: server.")] = None
+    vllm_version: Annotated[str | None, words("0.33 or 0.32. Default: 0.33.")] = None
+
+    gpu: Annotated[
+        str | None,
+        Option(
+            metavar="CARD",
+            help="Card, or one for each pipeline stage: H100, or A100-40GB,A100.",
+            rich_help_panel=CARD,
+        ),
+    ] = None
+    gpu_memory_gib: Annotated[float | None, measured("Measured: bytes that CUDA reports, in GiB.")] = None
+    weights_gib: Annotated[float | None, measured("Measured: weights of a GPU.")] = None
+    activation_gib: Annotated[float | None, measured("Measured: activation peak.")] = None
+    cuda_graphs_gib: Annotated[float | None, measured("Measured: CUDA graphs.")] = None
+    other_gib: Annotated[float | None, measured("Measured: everything else.")] = None
+
+    def given(self) -> tuple[str, ...]:
+        """Names of the options here that the user gave."""
+        return tuple(name for name in PLANNED_ENGINE_FIELDS if getattr(self, name) is not None)
+
+    def engine_options(self) -> "EngineOptions":
+        """ConfigError for values that no engine takes."""
+        from dataclasses import fields
+
+        from kvledger.plan.counts import parse_counts
+        from kvledger.plan.options import EngineOptions
+
+        known = {field.name for field in fields(EngineOptions)}
+        values = {name: getattr(self, name) for name in self.given() if name in known}
+        if self.pp_layer_partition is not None:
+            values["pipeline_layers"] = parse_counts("--pp-layer-partition", self.pp_layer_partition)
+        return EngineOptions(**values)
+
+    def measured_memory(self) -> "MeasuredMemory":
+        from kvledger.plan.memory import MeasuredMemory
+
+        def size(gib: float | None) -> int | None:
+            return None if gib is None else int(gib * GIB)
+
+        return MeasuredMemory(
+            total_bytes=size(self.gpu_memory_gib),
+            weight_bytes=size(self.weights_gib),
+            activation_bytes=size(self.activation_gib),
+            graph_bytes=size(self.cuda_graphs_gib),
+            other_bytes=size(self.other_gib),
+        )
+
+    def asked(self, model: str | None, remarks: tuple[str, ...] = ()) -> "Asked":
+        """The question to the planner."""
+        from kvledger.plan.ask import Asked
+
+        return Asked(
+            model,
+            self.gpu,
+            self.vllm_version,
+            self.engine_options(),
+            self.measured_memory(),
+            remarks,
+            frozenset(self.given()),
+        )
+
+
+PLANNED_ENGINE_FIELDS: Final = tuple(PlannedEngineOptions.__dataclass_fields__)

@@ -1,0 +1,51 @@
+"""The options of `kvledger plan`: one field an option, with its default and its help."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from typer import Argument, Option
+
+from kvledger.cli.engine_options import CARD, PlannedEngineOptions
+from kvledger.cli.numbers import parse_whole
+from kvledger.errors import wrong_value
+
+OUTPUT: Final = "Output"
+
+
+@dataclass(frozen=True)
+class PlanOptions(PlannedEngineOptions):
+    """What to plan, and what to print of it."""
+
+    model: Annotated[str | None, Argument(metavar="MODEL", help="config.json, directory, hub id or bundled name.")] = (
+        None
+    )
+    from_log: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A vLLM start-up log to explain; - for standard input.", rich_help_panel=CARD),
+    ] = None
+    prompt: Annotated[
+        int,
+        Option(parser=parse_whole, metavar="N", help="Prompt tokens of a typical request.", rich_help_panel=OUTPUT),
+    ] = 2000
+    output: Annotated[
+        int,
+        Option(parser=parse_whole, metavar="N", help="Output tokens of a typical request.", rich_help_panel=OUTPUT),
+    ] = 500
+    sweep: Annotated[
+        str | None,
+        Option(metavar="KEY", help="A table over one option: gpu, max-model-len=8k,32k, ...", rich_help_panel=OUTPUT),
+    ] = None
+    layout: Annotated[
+        Literal["vllm", "best"],
+        Option(help="vllm, or best: the group size that wastes least.", rich_help_panel=OUTPUT),
+    ] = "vllm"
+    explain: Annotated[bool, Option("--explain", help="Every step with its numbers.", rich_help_panel=OUTPUT)] = False
+    json: Annotated[bool, Option("--json", help="One JSON object.", rich_help_panel=OUTPUT)] = False
+    # What reading a pasted command line found out.
+    remark: Annotated[list[str] | None, Option(hidden=True)] = None
+
+    def validate(self) -> None:
+        """ConfigError for the first option that is wrong."""
+        if self.prompt + self.output < 1:
+            problem = f"with --output {self.output} it makes no request"
+            raise wrong_value("--prompt", self.prompt, problem, "give at least one token")
