@@ -1,14 +1,13 @@
 """The options of `kvledger generate`: one field an option, with its default and its help."""
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
 
 from kvledger.cli.numbers import parse_bytes, parse_number, parse_whole
 from kvledger.errors import wrong_value
+from kvledger.files.whole import read_text
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,4 @@ class GenerateOptions:
 
 def read_prompts(path: str) -> list[str]:
     """The lines of a file, those that are blank left out."""
-    try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as failed:
-        raise wrong_value("prompts_file", path, f"cannot be read ({failed})", "give a text file") from failed
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in read_text("prompts_file", path).splitlines() if line.strip()]

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -84,10 +83,11 @@ def print_plan(asked: "Asked", show: Show) -> int:
 
 def explain_log(asked: "Asked", path: str, show: Show) -> int:
     """Prints what a start-up log says and what a plan gives for it; returns 1 when a number differs."""
+    from kvledger.files.whole import read_whole
     from kvledger.plan.ask import answer, asked_by_log, build_request
     from kvledger.plan.logs import check_log, read_log
 
-    facts = read_log(sys.stdin.read() if path == "-" else Path(path).read_text(errors="replace"))
+    facts = read_log(read_whole("--from-log", path).decode(errors="replace"))
     asked = asked_by_log(asked, facts)
     request = build_request(asked)
     checks = tuple(check_log(request, facts))

@@ -8,15 +8,15 @@ A plan is read from its JSON in every case.
 """
 
 import json
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvledger.cli.replay_options import ReplayOptions
 from kvledger.errors import ConfigError, wrong_value
+from kvledger.files.whole import read_whole
 from kvledger.plan.gpus import Gpu, find_gpu
-from kvledger.replay.layout import InputError, KVLayout, num_blocks_in
+from kvledger.replay.layout import MAX_BLOCK_BYTES, MAX_BLOCKS, InputError, KVLayout, num_blocks_in
 from kvledger.replay.layout_file import ReplacedModel, read_layout
 from kvledger.replay.planned_engine import PlannedEngine, read_plan
 from kvledger.replay.step_time import StepWork
@@ -73,18 +73,18 @@ def replay_engine(options: ReplayOptions) -> ReplayEngine:
         layout = layout.with_drafts(options.drafts)
     if options.retention_interval is not None:
         layout = replace(layout, retention_interval=options.retention_interval)
+    _require_pool(engine, layout)
     return replace(engine, layout=layout)
 
 
-def _read(option: str, path: str) -> bytes:
-    if path == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(path).read_bytes()
-    except OSError as failed:
-        raise wrong_value(
-            option, path, f"cannot be read ({failed.strerror or failed})", "give the path of a file"
-        ) from None
+def _require_pool(engine: ReplayEngine, layout: KVLayout) -> None:
+    """What a file says may be anything."""
+    if not 2 <= engine.num_blocks <= MAX_BLOCKS:
+        fix = f"give num_blocks from 2 to {MAX_BLOCKS:,}, or a plan that fits"
+        raise wrong_value("num_blocks", engine.num_blocks, "no pool that can be replayed", fix)
+    if layout.bytes_per_block > MAX_BLOCK_BYTES:
+        problem = f"a block of all layers takes {layout.bytes_per_block:,} bytes, and {MAX_BLOCK_BYTES:,} are the most"
+        raise wrong_value("block_size", layout.groups[0].spec.block_size, problem, "give smaller blocks or layers")
 
 
 def _gpu(options: ReplayOptions, name: str) -> Gpu:
@@ -109,7 +109,7 @@ def _from_file(options: ReplayOptions, path: str) -> ReplayEngine:
     for name in options.given():
         if name not in _CHANGE_A_PLAN:
             raise wrong_value(name, getattr(options, name), "--plan says so itself", "leave it out")
-    planned = read_plan(_read("plan", path), path)
+    planned = read_plan(read_whole("plan", path), path)
     layout = planned.layout()
     length = options.max_model_len
     blocks, memory = options.num_gpu_blocks_override, options.kv_cache_memory_bytes
@@ -164,7 +164,7 @@ def _with_layout(options: ReplayOptions, plan: "Plan", planned: PlannedEngine) -
         stages = planned.pipeline_parallel_size
         raise wrong_value("pipeline_parallel_size", stages, "a layout does not say which stage has a layer", "use 1")
     assert planned.work is not None
-    text = _read("layout", options.layout)
+    text = read_whole("layout", options.layout)
     layout, work = read_layout(text, options.layout, ReplacedModel.of(plan), planned.work)
     layout = replace(layout, max_in_flight_tokens=planned.max_in_flight_tokens)
     blocks = options.num_gpu_blocks_override

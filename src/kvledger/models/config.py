@@ -36,6 +36,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "dtype": ("dtype", "torch_dtype"),
 }
 # Fields that may be lists with one value for each layer.
+# Counts of what is planned one by one, and the most of it. No model has a tenth of that.
+MAX_LAYERS = 2_000
+MOST = dict.fromkeys(("num_hidden_layers", "depth", "vt_num_hidden_layers", "encoder_layers"), MAX_LAYERS) | {
+    "loop_num": 32,
+}
 PER_LAYER_LISTS = ("num_key_value_heads", "num_key_value_heads_per_layer", "num_kv_heads")
 
 
@@ -114,6 +119,9 @@ class ModelConfig:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
             raise wrong_value(name, value, "not a whole number", f"correct it in the config of {self.name}")
+        if value > MOST.get(name, value):
+            problem = f"more than the {MOST[name]:,} that are planned"
+            raise wrong_value(name, value, problem, f"correct it in the config of {self.name}")
         return int(value)
 
     def need(self, name: str) -> int:

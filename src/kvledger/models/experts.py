@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from kvledger.core.units import round_up
+from kvledger.errors import wrong_value
 from kvledger.models.config import ModelConfig, integer
 from kvledger.models.patterns import NOTHING, attention_kinds, has_two_blocks
 from kvledger.models.shards import WHOLE, Weight, linear
@@ -54,6 +55,9 @@ def dense_size(config: ModelConfig, index: int) -> int:
     """Width of a dense feed-forward part; four times the hidden size where the config does not say."""
     widths = config.items("intermediate_size")
     if widths:
+        if index >= len(widths):
+            problem = f"{len(widths)} widths, and there is a layer {index}"
+            raise wrong_value("intermediate_size", widths, problem, f"correct it in the config of {config.name}")
         width = widths[index]
         return width if isinstance(width, int) else 0
     if (

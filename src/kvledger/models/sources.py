@@ -10,11 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from kvledger.errors import ConfigError
+from kvledger.files.whole import read_whole
 from kvledger.models.config import JSON, ModelConfig, read_config
 
 CATALOGUE = "data/catalogue.tsv.gz"
 # Grades of a catalogue row that are copies of the model's own file; the others are marked when they are used.
 COPIED_GRADES = ("verbatim", "verbatim-fixture")
+# Of the largest number that a config can mean.
+MAX_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,26 @@ class CatalogueRow:
     hf_quant: JSON | None
 
 
-def parse_object(text: str, where: str) -> JSON:
-    """A JSON object. ConfigError names the place when it is none."""
+def parse_object(text: str | bytes, where: str) -> JSON:
+    """A JSON object. ConfigError names the place when it is none. Numbers that measure nothing, such as Infinity or
+    1e308, stay text, so that whoever needs that field says what stands there."""
     try:
-        parsed: object = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON ({error}); give a Hugging Face config.json") from None
+        parsed: object = json.loads(text, parse_int=_whole, parse_float=_decimal, parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{where}: not JSON ({problem}); give a Hugging Face config.json") from None
     if not isinstance(parsed, Mapping):
         raise ConfigError(f"{where}: not a JSON object; give a Hugging Face config.json")
     return parsed
+
+
+def _whole(digits: str) -> int | str:
+    return int(digits) if len(digits) <= MAX_DIGITS else digits
+
+
+def _decimal(digits: str) -> float | str:
+    value = float(digits)
+    return value if abs(value) < 10**MAX_DIGITS else digits
 
 
 @cache
@@ -79,7 +93,8 @@ def load_model(name: str, *, offline: bool = False) -> ModelConfig:
     ConfigError says where it was looked for and what would be accepted. `offline`: never ask the hub.
     """
     path = Path(name)
-    if path.is_file():
+    # A pipe is read like a file.
+    if path.exists() and not path.is_dir():
         return load_file(path, path.name)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -118,13 +133,13 @@ def from_catalogue(row: CatalogueRow) -> ModelConfig:
 
 def load_file(path: Path, name: str) -> ModelConfig:
     """A config.json on disk, with the quantization and weight index files beside it."""
-    config = read_config(name, str(path), parse_object(path.read_text(), str(path)))
+    config = read_config(name, str(path), parse_object(read_whole("model", str(path)), str(path)))
     quant = path.parent / "hf_quant_config.json"
     if quant.is_file():
-        config.hf_quant = parse_object(quant.read_text(), str(quant))
+        config.hf_quant = parse_object(read_whole("model", str(quant)), str(quant))
     index = path.parent / "model.safetensors.index.json"
     if index.is_file():
-        config.index_bytes = index_total(parse_object(index.read_text(), str(index)))
+        config.index_bytes = index_total(parse_object(read_whole("model", str(index)), str(index)))
     return config
 
 
@@ -147,11 +162,11 @@ def from_hub(name: str) -> ModelConfig:
         ) from None
     try:
         config = read_config(
-            name, f"hub: {name}", parse_object(Path(hf_hub_download(name, "config.json")).read_text(), name)
+            name, f"hub: {name}", parse_object(read_whole("model", hf_hub_download(name, "config.json")), name)
         )
         for side_file in ("hf_quant_config.json", "model.safetensors.index.json"):
             try:
-                found = parse_object(Path(hf_hub_download(name, side_file)).read_text(), side_file)
+                found = parse_object(read_whole("model", hf_hub_download(name, side_file)), side_file)
             except EntryNotFoundError:
                 continue
             if side_file == "hf_quant_config.json":

@@ -19,6 +19,13 @@ class InputError(KVLedgerError):
 
 # Longer than any request: the pool alone limits them.
 NO_LIMIT = (1 << 31) - 1
+# A pool of that many takes several GB of this machine's memory.
+MAX_BLOCKS = 1 << 26
+# Groups of one layout, and layers of all of them: no model has a tenth of that.
+MAX_GROUPS = 1 << 8
+MAX_LAYERS = 10_000
+# What one block may take. Products of it stay within 64 bits.
+MAX_BLOCK_BYTES = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,9 @@ def num_blocks_in(memory_bytes: int, bytes_per_block: int, field: str = "memory"
             f"holds {max(0, num_blocks)} blocks of {bytes_per_block} bytes, and 2 are the least",
             "give more memory or fewer bytes per token",
         )
+    if num_blocks > MAX_BLOCKS:
+        problem = f"holds {num_blocks:,} blocks of {bytes_per_block} bytes, and {MAX_BLOCKS:,} are the most"
+        raise wrong_value(field, memory_bytes, problem, "give less memory, or larger blocks")
     return num_blocks
 
 

@@ -18,13 +18,14 @@ import msgspec
 from kvledger.core.groups.spec import KVCacheGroupSpec, KVCacheSpec, MambaSpec
 from kvledger.core.units import cdiv
 from kvledger.errors import ConfigError
+from kvledger.files.decoding import decode, describe
 from kvledger.models.layers import AttentionCache, CacheSettings, LatentCache, LayerCache
 from kvledger.plan.plan import Plan
-from kvledger.replay.layout import InputError, KVLayout
+from kvledger.replay.layout import MAX_BLOCK_BYTES, MAX_GROUPS, MAX_LAYERS, NO_LIMIT, InputError, KVLayout
 from kvledger.replay.step_time import AttentionWork, StepWork
-from kvledger.traces.reader import describe
 
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=NO_LIMIT)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 _Attention: Final = ("num_kv_heads", "head_size", "dtype")
 
 # Kind -> the fields that it takes besides kind, layers, count and block_size.
@@ -63,15 +64,15 @@ class GroupEntry(msgspec.Struct, forbid_unknown_fields=True):
     """One entry of "groups"."""
 
     kind: str
-    layers: _Positive = 1
-    count: _Positive = 1
-    block_size: _Positive | None = None
-    window: _Positive | None = None
-    chunk: _Positive | None = None
-    num_kv_heads: _Positive | None = None
-    head_size: _Positive | None = None
+    layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)] = 1
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_GROUPS)] = 1
+    block_size: _Size | None = None
+    window: _Tokens | None = None
+    chunk: _Tokens | None = None
+    num_kv_heads: _Size | None = None
+    head_size: _Size | None = None
     dtype: str | None = None
-    state_bytes: _Positive | None = None
+    state_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_BYTES)] | None = None
     cache_mode: str | None = None
 
     def spec(self, model: ReplacedModel) -> KVCacheSpec:
@@ -92,17 +93,21 @@ class GroupEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    groups: Annotated[list[GroupEntry], msgspec.Meta(min_length=1)]
+    groups: Annotated[list[GroupEntry], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
+
+
+_DECODER: Final = msgspec.json.Decoder(_File)
 
 
 def read_layout(text: bytes, where: str, model: ReplacedModel, work: StepWork) -> tuple[KVLayout, StepWork]:
     """The layout of a file, and what a step costs with the model's weights and these layers' attention."""
     try:
-        entries = msgspec.json.decode(text, type=_File).groups
+        entries = decode(_DECODER, text).groups
     except msgspec.DecodeError as error:
         field, problem = describe(error)
         named = f", field {field}" if field else ""
         raise InputError(f'{where}{named}: {problem}; see "Layout files" in docs/replay.md') from None
+    _require_few(where, entries)
     groups: list[KVCacheGroupSpec] = []
     attention: list[AttentionWork] = []
     state_bytes = 0
@@ -123,6 +128,14 @@ def read_layout(text: bytes, where: str, model: ReplacedModel, work: StepWork) -
     sizes = tuple(group.page_size_bytes for group in groups)
     replaced = msgspec.structs.replace(work, attention=tuple(attention), state_bytes=state_bytes)
     return KVLayout(tuple(groups), max(sizes), sizes), replaced
+
+
+def _require_few(where: str, entries: list[GroupEntry]) -> None:
+    num_groups = sum(entry.count for entry in entries)
+    num_layers = sum(entry.count * entry.layers for entry in entries)
+    for field, number, most in (("count", num_groups, MAX_GROUPS), ("layers", num_layers, MAX_LAYERS)):
+        if number > most:
+            raise InputError(f"{where}, field {field}: {number:,} in all groups, and {most:,} are the most")
 
 
 def _require_sound(where: str, entry: GroupEntry, model: ReplacedModel) -> None:

@@ -1,18 +1,19 @@
 """PlannedEngine: what `kvledger plan --json` says of an engine, read back as a layout and its limits."""
 
 from dataclasses import fields
-from typing import Annotated, Final
+from typing import Annotated, Final, get_type_hints
 
 import msgspec
 
 from kvledger.core.groups import spec as specs
 from kvledger.core.groups.spec import CrossAttentionSpec, KVCacheGroupSpec, KVCacheSpec
 from kvledger.errors import ConfigError
-from kvledger.replay.layout import InputError, KVLayout
+from kvledger.files.decoding import decode, describe
+from kvledger.replay.layout import MAX_BLOCK_BYTES, MAX_GROUPS, MAX_LAYERS, NO_LIMIT, InputError, KVLayout
 from kvledger.replay.step_time import StepWork
-from kvledger.traces.reader import describe
 
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=NO_LIMIT)]
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 
 # Every kind of group that a plan can have.
 _SPECS: Final[dict[str, type[KVCacheSpec]]] = {
@@ -23,8 +24,8 @@ _SPECS: Final[dict[str, type[KVCacheSpec]]] = {
 
 
 class PlannedGroup(msgspec.Struct):
-    layer_names: Annotated[list[str], msgspec.Meta(min_length=1)]
-    bytes_per_block: _Positive
+    layer_names: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LAYERS)]
+    bytes_per_block: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_BYTES)]
     spec: dict[str, object]
 
 
@@ -40,19 +41,19 @@ class PlannedEngine(msgspec.Struct):
     model: str
     num_blocks: int
     max_model_len: _Positive
-    bytes_per_block: int
-    max_num_seqs: _Positive
-    max_num_batched_tokens: _Positive
+    bytes_per_block: Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_BYTES)]
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     max_in_flight_tokens: _Positive
     enable_prefix_caching: bool
-    groups: list[PlannedGroup]
+    groups: Annotated[list[PlannedGroup], msgspec.Meta(max_length=MAX_GROUPS)]
     gpu: Annotated[list[str], msgspec.Meta(min_length=1)]
     vllm_version: str
     work: StepWork | None = None
-    tensor_parallel_size: _Positive = 1
-    pipeline_parallel_size: _Positive = 1
-    data_parallel_size: _Positive = 1
-    decode_context_parallel_size: _Positive = 1
+    tensor_parallel_size: _Ranks = 1
+    pipeline_parallel_size: _Ranks = 1
+    data_parallel_size: _Ranks = 1
+    decode_context_parallel_size: _Ranks = 1
     num_blocks_low: int | None = None
     num_blocks_high: int | None = None
     notes: list[str] = []
@@ -88,10 +89,13 @@ class PlannedEngine(msgspec.Struct):
         )
 
 
+_DECODER: Final = msgspec.json.Decoder(PlannedEngine)
+
+
 def read_plan(text: bytes, where: str) -> PlannedEngine:
     """The engine of a plan's JSON. InputError names the field that is missing or wrong."""
     try:
-        planned = msgspec.json.decode(text, type=PlannedEngine)
+        planned = decode(_DECODER, text)
         if planned.groups and planned.work is None:
             raise InputError(f"{where}, field work: missing; make the plan again with this version")
         return planned
@@ -113,7 +117,7 @@ def _refusal(text: bytes) -> str | None:
         error: PlannedError
 
     try:
-        return msgspec.json.decode(text, type=Refused).error.message
+        return decode(msgspec.json.Decoder(Refused), text).error.message
     except msgspec.DecodeError:
         return None
 
@@ -128,12 +132,34 @@ def _group(index: int, group: PlannedGroup) -> KVCacheGroupSpec:
     unknown = sorted(group.spec.keys() - known_fields - {"type"})
     if unknown:
         raise InputError(f"groups[{index}].spec.{unknown[0]}: {kind} has no such field")
-    values = {name: _tuples(value) for name, value in group.spec.items() if name != "type"}
+    values = {
+        name: _value(f"groups[{index}].spec.{name}", spec_class, name, value)
+        for name, value in group.spec.items()
+        if name != "type"
+    }
     try:
         spec = spec_class(**values)  # type: ignore[arg-type]
     except (TypeError, ConfigError) as error:
         raise InputError(f"groups[{index}].spec: {error}") from None
     return KVCacheGroupSpec(tuple(group.layer_names), spec)
+
+
+def _value(where: str, spec_class: type[KVCacheSpec], name: str, value: object) -> object:
+    """A field of a spec, of its type and within what a pool can have."""
+    try:
+        converted: object = msgspec.convert(_tuples(value), get_type_hints(spec_class)[name])
+    except msgspec.ValidationError as error:
+        field, problem = describe(error)
+        raise InputError(f"{where}{field}: {problem}") from None
+    if not all(abs(number) <= MAX_BLOCK_BYTES for number in _numbers(converted)):
+        raise InputError(f"{where}: expected numbers up to {MAX_BLOCK_BYTES:,}")
+    return converted
+
+
+def _numbers(value: object) -> list[float]:
+    if isinstance(value, tuple):
+        return [number for item in value for number in _numbers(item)]
+    return [value] if isinstance(value, int | float) else []
 
 
 def _tuples(value: object) -> object:

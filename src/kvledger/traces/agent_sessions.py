@@ -13,30 +13,29 @@ of their marker, as the agent waits for its sub-agent, with priority 1: behind t
 """
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
 
-from kvledger.traces.reader import TraceReader, describe, has_key
-from kvledger.traces.trace_request import TraceRequest, TraceSession
+from kvledger.files.decoding import decode, describe
+from kvledger.traces.reader import TraceReader, has_key
+from kvledger.traces.trace_request import BlockTokens, OutputTokens, PromptTokens, Seconds, TraceRequest, TraceSession
 
-_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _SUBAGENT_PRIORITY = 1
 
 
 class _Request(msgspec.Struct):
     type: str
-    t: _NotNegative
-    num_prompt_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = msgspec.field(default=None, name="in")
-    num_output_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = msgspec.field(default=None, name="out")
+    t: Seconds
+    num_prompt_tokens: PromptTokens | None = msgspec.field(default=None, name="in")
+    num_output_tokens: OutputTokens | None = msgspec.field(default=None, name="out")
     hash_ids: list[int] = msgspec.field(default_factory=list)
-    think_time: _NotNegative | None = None
-    api_time: _NotNegative | None = None
+    think_time: Seconds | None = None
+    api_time: Seconds | None = None
     requests: list["_Request"] = msgspec.field(default_factory=list)
 
 
 class _Session(msgspec.Struct):
-    block_size: Annotated[int, msgspec.Meta(ge=1)]
+    block_size: BlockTokens
     requests: list[_Request]
     hash_id_scope: str = "local"
 
@@ -55,7 +54,7 @@ class AgentSessionReader(TraceReader):
         num_sessions = 0
         for line in self.lines:
             try:
-                session = decoder.decode(line)
+                session = decode(decoder, line)
             except msgspec.DecodeError as error:
                 self.lines.bad(*describe(error))
                 continue

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from kvledger.traces.reader import TraceReader
-from kvledger.traces.trace_request import TraceRequest
+from kvledger.traces.trace_request import MAX_TOKENS, TraceRequest
 
 _COLUMNS = (b"TIMESTAMP", b"ContextTokens", b"GeneratedTokens")
 
@@ -53,16 +53,19 @@ class AzureReader(TraceReader):
 
     def _count(self, cells: list[bytes], column: int, minimum: int) -> int | None:
         cell = cells[column]
-        if cell.isdigit() and int(cell) >= minimum:
+        # No more digits than the largest number that counts.
+        if cell.isdigit() and len(cell) <= len(str(MAX_TOKENS)) and minimum <= int(cell) <= MAX_TOKENS:
             return int(cell)
         field = _COLUMNS[column].decode()
-        self.lines.bad(field, f"expected int >= {minimum}, got {cell.decode(errors='replace')}")
+        self.lines.bad(field, f"expected int from {minimum} to {MAX_TOKENS}, got {cell[:40].decode(errors='replace')}")
         return None
 
 
 def _seconds(cell: bytes) -> float | None:
     """Seconds since the epoch of a time with up to seven decimals; None when it is none."""
-    whole, _, fraction = cell.partition(b".")
+    whole, point, fraction = cell.partition(b".")
+    if point and not fraction.isdigit():
+        return None
     try:
         # Any one time zone will do: only differences matter.
         moment = datetime.fromisoformat(whole.decode()).replace(tzinfo=UTC)

@@ -7,23 +7,21 @@ ids are equal blocks. An optional integer "priority" is kept for the priority po
 """
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
 
 from kvledger.core.units import cdiv
-from kvledger.traces.reader import TraceReader, describe, has_key
-from kvledger.traces.trace_request import TraceRequest
-
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+from kvledger.files.decoding import decode, describe
+from kvledger.traces.reader import TraceReader, has_key
+from kvledger.traces.trace_request import Milliseconds, OutputTokens, Priority, PromptTokens, TraceRequest
 
 
 class _Record(msgspec.Struct):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
-    input_length: _Positive
-    output_length: Annotated[int, msgspec.Meta(ge=0)]
+    timestamp: Milliseconds
+    input_length: PromptTokens
+    output_length: OutputTokens
     hash_ids: list[int]
-    priority: int = 0
+    priority: Priority = 0
 
 
 class MooncakeReader(TraceReader):
@@ -42,7 +40,7 @@ class MooncakeReader(TraceReader):
         latest = 0.0
         for line in lines:
             try:
-                record = decoder.decode(line)
+                record = decode(decoder, line)
             except msgspec.DecodeError as error:
                 lines.bad(*describe(error))
                 continue

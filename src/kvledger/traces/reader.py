@@ -1,14 +1,16 @@
 """TraceReader: what every trace format has in common. A reader makes requests, or sessions of them, out of lines."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
+from kvledger.files.decoding import decode
 from kvledger.traces.lines import TraceLines
 from kvledger.traces.trace_request import TraceRequest, TraceSession
+
+_ANYTHING: Final[msgspec.json.Decoder[object]] = msgspec.json.Decoder()
 
 
 class TraceReader(ABC):
@@ -41,24 +43,7 @@ class TraceReader(ABC):
 def has_key(line: bytes, key: str) -> bool:
     """Whether the line is a JSON object with that key."""
     try:
-        record = msgspec.json.decode(line)
+        record = decode(_ANYTHING, line)
     except msgspec.DecodeError:
         return False
     return isinstance(record, dict) and key in record
-
-
-def describe(error: msgspec.DecodeError) -> tuple[str, str]:
-    """A decoder's message as (field, problem), in the words of this tool."""
-    message = str(error)
-    path = re.search(r" - at `\$\.?(.*?)`$", message)
-    field = path.group(1) if path else ""
-    message = message[: path.start()] if path else message
-    missing = re.fullmatch(r"Object missing required field `(.*)`", message)
-    if missing:
-        field = f"{field}.{missing.group(1)}" if field else missing.group(1)
-        return field, "missing; expected a value"
-    expected = re.fullmatch(r"Expected `(.*?)`( .*?)?(?:, got `(.*)`)?", message)
-    if expected:
-        got = f", got {expected.group(3)}" if expected.group(3) else ""
-        return field, f"expected {expected.group(1)}{expected.group(2) or ''}{got}"
-    return field, f"not a record: {message[:1].lower()}{message[1:]}"

@@ -1,8 +1,24 @@
 """What every trace format is read into: requests, and sessions of requests that wait for one another."""
 
+from typing import Annotated, Final
+
 import msgspec
 
 from kvledger.errors import KVLedgerError
+
+# The longest prompts of today's models have 10 million tokens.
+MAX_TOKENS: Final = 1 << 25
+# 3,000 years: no time of any clock in seconds.
+MAX_SECONDS: Final = 1e11
+_MAX_PRIORITY: Final = (1 << 31) - 1
+
+# Fields as records have them.
+PromptTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+OutputTokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+BlockTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1000 * MAX_SECONDS)]
+Priority = Annotated[int, msgspec.Meta(ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)]
 
 
 class TraceError(KVLedgerError):

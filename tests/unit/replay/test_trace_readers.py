@@ -143,8 +143,8 @@ class TestAzure:
             ("2023-11-16 18:17:03,1", "line 2: expected 3 comma-separated values, got 2"),
             ("yesterday,1,1", "line 2, field TIMESTAMP: expected a time like .* got yesterday"),
             ("2023-11-16 18:17:03.x,1,1", "line 2, field TIMESTAMP: expected a time like .* got 2023-11-16 18:17:03.x"),
-            ("2023-11-16 18:17:03,0,1", "line 2, field ContextTokens: expected int >= 1, got 0"),
-            ("2023-11-16 18:17:03,1,many", "line 2, field GeneratedTokens: expected int >= 0, got many"),
+            ("2023-11-16 18:17:03,0,1", "line 2, field ContextTokens: expected int from 1 to 33554432, got 0"),
+            ("2023-11-16 18:17:03,1,many", "line 2, field GeneratedTokens: expected int from 0 to 33554432, got many"),
         ],
     )
     def test_a_broken_row_is_named_with_its_column(self, tmp_path: Path, row: str, expected: str) -> None:
