@@ -73,15 +73,16 @@ def replay_engine(options: ReplayOptions) -> ReplayEngine:
         layout = layout.with_drafts(options.drafts)
     if options.retention_interval is not None:
         layout = replace(layout, retention_interval=options.retention_interval)
-    _require_pool(engine, layout)
+    _require_pool(options, engine, layout)
     return replace(engine, layout=layout)
 
 
-def _require_pool(engine: ReplayEngine, layout: KVLayout) -> None:
-    """What a file says may be anything."""
+def _require_pool(options: ReplayOptions, engine: ReplayEngine, layout: KVLayout) -> None:
+    """What a file says may be anything, and memory is cheap to ask for."""
     if not 2 <= engine.num_blocks <= MAX_BLOCKS:
-        fix = f"give num_blocks from 2 to {MAX_BLOCKS:,}, or a plan that fits"
-        raise wrong_value("num_blocks", engine.num_blocks, "no pool that can be replayed", fix)
+        field = "num_gpu_blocks_override" if options.kv_cache_memory_bytes is None else "kv_cache_memory_bytes"
+        problem = f"a pool of {engine.num_blocks:,} blocks cannot be replayed"
+        raise wrong_value(field, getattr(options, field), problem, f"give one of 2 to {MAX_BLOCKS:,} blocks")
     if layout.bytes_per_block > MAX_BLOCK_BYTES:
         problem = f"a block of all layers takes {layout.bytes_per_block:,} bytes, and {MAX_BLOCK_BYTES:,} are the most"
         raise wrong_value("block_size", layout.groups[0].spec.block_size, problem, "give smaller blocks or layers")

@@ -6,9 +6,9 @@ from time import sleep
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.events import EventSink, FileSink, LedgerEvents, ZmqOptions, ZmqSink
+from kvledger.events.endpoints import LAST_PORT
 
 _POLL_S = 0.02
-_LAST_PORT = 65_535
 # A recording misses nothing, so the end waits for the last event.
 CLOSE_S = 600.0
 
@@ -25,12 +25,13 @@ def open_events(target: str, hash_name: str, config: KVCacheConfig) -> LedgerEve
     if target.endswith(":0"):
         raise wrong_value("events", target, "a port that the system chooses is known to nobody", "name a port")
     port = target.rpartition(":")[2]
-    if target.startswith("tcp://") and port.isdigit() and int(port) > _LAST_PORT - 2:
-        problem = f"events take three ports, this one and the two behind it, and the last port is {_LAST_PORT}"
-        raise wrong_value("events", target, problem, f"name a port up to {_LAST_PORT - 2}")
+    if target.startswith("tcp://") and port.isdigit() and int(port) > LAST_PORT - 2:
+        problem = f"events take three ports, this one and the two behind it, and the last port is {LAST_PORT}"
+        raise wrong_value("events", target, problem, f"name a port up to {LAST_PORT - 2}")
     replay, snapshot = (_neighbour(target, number) for number in (1, 2))
     try:
-        sink = ZmqSink(ZmqOptions(target, replay, snapshot))
+        # Replayed tokens are made up, so everybody may ask for them.
+        sink = ZmqSink(ZmqOptions(target, replay, snapshot, snapshot_key=b""))
     except ConfigError as error:
         raise ConfigError(f"events={target!r}: {error}") from error
     events = _published(sink, config)

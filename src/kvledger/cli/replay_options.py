@@ -136,7 +136,7 @@ class ReplayOptions(PlannedEngineOptions):
         str | None,
         Option(
             metavar="FILE|SOCKET",
-            help="KV events into a .jsonl or .msgpack file, or published at tcp://*:5557.",
+            help="KV events into a .jsonl or .msgpack file, or published at tcp://127.0.0.1:5557.",
             rich_help_panel=OUTPUT,
         ),
     ] = None

@@ -24,6 +24,7 @@ from kvledger.core.watch.cache_changes import CacheChange, CacheCleared, HashesD
 from kvledger.events.announced_blocks import AnnouncedBlock, AnnouncedBlocks, Identity
 from kvledger.events.event_types import AllBlocksCleared, AnyEvent, BlockRemoved, BlockStored, WireHash
 from kvledger.events.group_labels import GroupLabel
+from kvledger.events.salts import SaltNames
 
 # Blocks that a part of a snapshot has at most, so that no message grows with the pool.
 _SNAPSHOT_BLOCKS: Final = 4096
@@ -39,11 +40,19 @@ class EventStyle(Enum):
 class EventBuilder:
     """Changes in, events out. Remembers what it announced, as far as it is still cached."""
 
-    def __init__(self, labels: list[GroupLabel], style: EventStyle = EventStyle.DISTINCT, int_hashes: bool = True):
-        """`int_hashes`: hashes are 64-bit numbers on the wire, as by default in vLLM; else whole digests."""
+    def __init__(
+        self,
+        labels: list[GroupLabel],
+        style: EventStyle = EventStyle.DISTINCT,
+        int_hashes: bool = True,
+        salts: SaltNames | None = None,
+    ) -> None:
+        """`int_hashes`: hashes are 64-bit numbers on the wire, as by default in vLLM; else whole digests. `salts`:
+        what is told of them; all, when it is None."""
         self._labels: Final = labels
         self._is_distinct: Final = style is EventStyle.DISTINCT
         self._int_hashes: Final = int_hashes
+        self._salts: Final = salts or SaltNames()
         self._announced: Final = AnnouncedBlocks()
 
     def build(self, changes: list[CacheChange]) -> list[AnyEvent]:
@@ -88,7 +97,7 @@ class EventBuilder:
         events: list[AnyEvent] = []
         run: list[tuple[bytes, AnnouncedBlock]] = []
         run_end = 0
-        for start, end, block_hash, block in _blocks(span):
+        for start, end, block_hash, block in self._blocks(span):
             is_first = self._announced.add(span.group_id, block_hash, block)
             if run and not (is_first and start == run_end):
                 events.append(self._chain_event(span.group_id, run))
@@ -105,7 +114,7 @@ class EventBuilder:
         hashes: list[bytes] = []
         keys: list[tuple[Any, ...] | None] = []
         lookaheads: list[bytes] | None = [] if span.sizes.num_hash_lookahead > 0 else None
-        for _, _, block_hash, block in _blocks(span):
+        for _, _, block_hash, block in self._blocks(span):
             self._announced.add(span.group_id, block_hash, block)
             hashes.append(block_hash)
             keys.append(block.extra_key)
@@ -115,7 +124,7 @@ class EventBuilder:
         start, size = span.start, span.sizes.block_size
         if span.is_tail:
             start, size = span.end - unit, unit
-            keys = [_extra_key(span.request, start, span.end + span.sizes.num_hash_lookahead)]
+            keys = [self._extra_key(span.request, start, span.end + span.sizes.num_hash_lookahead)]
         parent = span.hashes[start // unit - 1] if start > 0 else None
         tokens = span.tokens.token_ids(start, span.end)
         return self._event(span.group_id, hashes, parent, tokens, size, _identity(span.request), keys, lookaheads)
@@ -161,6 +170,38 @@ class EventBuilder:
             lookahead_token_ids=None if lookaheads is None else [unpack_tokens(packed) for packed in lookaheads],
         )
 
+    def _blocks(self, span: SpanCached) -> Iterator[tuple[int, int, bytes, AnnouncedBlock]]:
+        """Start, end, hash and meaning of each block of the span that became a hit."""
+        unit = span.sizes.hash_block_size
+        num_ahead = span.sizes.num_hash_lookahead
+        size = span.end - span.start if span.is_tail else span.sizes.block_size
+        hashes = span.hashes
+        request = span.request
+        identity = _identity(request)
+        for end in span.ends if span.ends is not None else range(span.start + size, span.end + 1, size):
+            start = end - size
+            parent = hashes[start // unit - 1] if start > 0 else None
+            tokens = span.tokens.pack(start, end)
+            behind = span.tokens.pack(end, end + num_ahead) if num_ahead > 0 else b""
+            key = self._extra_key(request, start, end + num_ahead)
+            yield start, end, hashes[end // unit - 1], AnnouncedBlock(parent, tokens, key, identity, behind)
+
+    def _extra_key(self, request: Request, start: int, end: int) -> tuple[Any, ...] | None:
+        """What the hash of the block over tokens [start, end) covers beside tokens, in vLLM's words."""
+        if request.adapter is None and not request.cache_salt and not request.multimodal:
+            return None
+        key: list[Any] = [] if request.adapter is None else [request.adapter.name]
+        key += [
+            (item.content_hash, item.start - start)
+            for item in request.multimodal
+            if item.start < end and start < item.end
+        ]
+        if start == 0 and request.cache_salt:
+            salt = self._salts.name(request.cache_salt)
+            if salt is not None:
+                key.append(salt)
+        return tuple(key) or None
+
     # Removed
 
     def _removed(self, change: HashesDropped) -> Iterable[AnyEvent]:
@@ -189,36 +230,6 @@ def _says_cleared(events: list[AnyEvent]) -> bool:
     return len(events) > 0 and isinstance(events[-1], AllBlocksCleared)
 
 
-def _blocks(span: SpanCached) -> Iterator[tuple[int, int, bytes, AnnouncedBlock]]:
-    """Start, end, hash and meaning of each block of the span that became a hit."""
-    unit = span.sizes.hash_block_size
-    num_ahead = span.sizes.num_hash_lookahead
-    size = span.end - span.start if span.is_tail else span.sizes.block_size
-    hashes = span.hashes
-    request = span.request
-    identity = _identity(request)
-    for end in span.ends if span.ends is not None else range(span.start + size, span.end + 1, size):
-        start = end - size
-        parent = hashes[start // unit - 1] if start > 0 else None
-        tokens = span.tokens.pack(start, end)
-        behind = span.tokens.pack(end, end + num_ahead) if num_ahead > 0 else b""
-        key = _extra_key(request, start, end + num_ahead)
-        yield start, end, hashes[end // unit - 1], AnnouncedBlock(parent, tokens, key, identity, behind)
-
-
 def _identity(request: Request) -> Identity:
     adapter = request.adapter
     return _NO_ADAPTER if adapter is None else Identity(adapter.adapter_id, adapter.name)
-
-
-def _extra_key(request: Request, start: int, end: int) -> tuple[Any, ...] | None:
-    """What the hash of the block over tokens [start, end) covers beside tokens, in vLLM's words."""
-    if request.adapter is None and not request.cache_salt and not request.multimodal:
-        return None
-    key: list[Any] = [] if request.adapter is None else [request.adapter.name]
-    key += [
-        (item.content_hash, item.start - start) for item in request.multimodal if item.start < end and start < item.end
-    ]
-    if start == 0 and request.cache_salt:
-        key.append(request.cache_salt)
-    return tuple(key) or None

@@ -3,10 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
+from kvledger.errors import KVLedgerError
 from kvledger.events.event_types import AnyEvent, KVEventBatch
 
 # Everything that is cached, in parts: AllBlocksCleared first, parents before children.
 Snapshot = Callable[[], Iterator[list[AnyEvent]]]
+
+
+class EventError(KVLedgerError):
+    """Events could not be delivered, or a recording of them is broken."""
 
 
 class EventSink(ABC):

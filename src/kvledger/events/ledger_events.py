@@ -1,6 +1,6 @@
 """LedgerEvents: from a ledger to whoever listens, without the ledger's thread waiting for anything.
 
-    events = LedgerEvents(config, ZmqSink(ZmqOptions(replay_endpoint="tcp://*:5558")))
+    events = LedgerEvents(config, ZmqSink(ZmqOptions(replay_endpoint="tcp://127.0.0.1:5558")))
     manager = KVCacheManager(config, max_model_len, observer=events.observer)
     ... each step: schedule, compute, update ...; events.end_step(time.time())
     events.close()
@@ -21,19 +21,15 @@ from kvledger.core.blocks.observer import LedgerObserver
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.units import require_not_negative, require_positive
 from kvledger.core.watch.cache_changes import CacheChanges, CacheNotes
-from kvledger.errors import KVLedgerError
 from kvledger.events.event_builder import EventBuilder, EventStyle
-from kvledger.events.event_sink import EventSink
+from kvledger.events.event_sink import EventError, EventSink
 from kvledger.events.event_types import KVEventBatch
 from kvledger.events.group_labels import group_labels
+from kvledger.events.salts import SaltNames, SaltRule
 
 _LOGGER: Final = logging.getLogger("kvledger.events")
 # The sender looks for work so often. It is not woken, because waking a thread can take as long as a step.
 _POLL_S: Final = 0.002
-
-
-class EventError(KVLedgerError):
-    """Events could not be delivered."""
 
 
 class _Step(NamedTuple):
@@ -56,15 +52,17 @@ class LedgerEvents:
         data_parallel_rank: int | None = None,
         max_pending_changes: int = 100_000,
         waits_when_full: bool = False,
+        salts: SaltRule = SaltRule.PLAIN,
+        salt_key: bytes | None = None,
     ) -> None:
         """`int_hashes`: as in EventBuilder. `data_parallel_rank`: the sink's, unless given. `waits_when_full`: end_step
-        waits instead of dropping, for recordings."""
+        waits instead of dropping, for recordings. `salts`, `salt_key`: as in SaltNames."""
         require_positive("max_pending_changes", max_pending_changes)
         rank = sink.data_parallel_rank if data_parallel_rank is None else data_parallel_rank
         require_not_negative("data_parallel_rank", rank)
         self._changes: Final = CacheChanges()
         self._sink: Final = sink
-        self._builder: Final = EventBuilder(group_labels(config), style, int_hashes)
+        self._builder: Final = EventBuilder(group_labels(config), style, int_hashes, SaltNames(salts, salt_key))
         self._rank: Final = rank
         self._max_pending: Final = max_pending_changes
         self._waits: Final = waits_when_full

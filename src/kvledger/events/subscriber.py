@@ -11,8 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from kvledger.errors import ConfigError, wrong_value
+from kvledger.events.answers import END_SEQ
+from kvledger.events.endpoints import require_endpoint
 from kvledger.events.event_types import AllBlocksCleared, KVEventBatch, decode_batch
-from kvledger.events.zmq_sink import END_SEQ, import_zmq, require_endpoint
+from kvledger.events.zmq_sink import import_zmq
 
 # How long an answer may take.
 _ANSWER_MS: Final = 5000
@@ -28,7 +30,9 @@ class EventSubscriber:
         replay_endpoint: str | None = None,
         snapshot_endpoint: str | None = None,
         topic: str = "",
+        snapshot_key: bytes = b"",
     ) -> None:
+        """`snapshot_key`: the publisher's, where it has one."""
         zmq = import_zmq()
         _require_address("endpoint", endpoint)
         for name, address in (("replay_endpoint", replay_endpoint), ("snapshot_endpoint", snapshot_endpoint)):
@@ -39,6 +43,7 @@ class EventSubscriber:
         self._events.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._replay_endpoint: Final = replay_endpoint
         self._snapshot_endpoint: Final = snapshot_endpoint
+        self._snapshot_key: Final = snapshot_key
         # Number of the last batch that was given out, and of the last that came by itself.
         self._last_seq: int = -1
         self._last_live_seq: int = -1
@@ -114,13 +119,13 @@ class EventSubscriber:
     def _replay_from(self, first: int) -> list[KVEventBatch]:
         """The batches from that number on, if the first of them is still to be had."""
         answers = _ask("replay_endpoint", self._replay_endpoint, first.to_bytes(8, "big"))
-        if not answers or answers[0][0] != first:
+        if not answers or [seq for seq, _ in answers] != list(range(first, first + len(answers))):
             return []
         self._last_seq = answers[-1][0]
         return [batch for _, batch in answers]
 
     def _take_snapshot(self) -> list[KVEventBatch]:
-        answers = _ask("snapshot_endpoint", self._snapshot_endpoint, b"")
+        answers = _ask("snapshot_endpoint", self._snapshot_endpoint, self._snapshot_key)
         if answers:
             self._last_seq = answers[-1][0]
         return [batch for _, batch in answers]

@@ -1,5 +1,6 @@
 """`kvledger replay --events`: what the replayed ledger tells others."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,43 @@ def test_what_is_not_cached_is_not_told_of(tmp_path: Path, capsys: pytest.Captur
     assert "--events 'tcp://*:0': a port that the system chooses" in capsys.readouterr().err
     assert replay(tmp_path, "--events", str(tmp_path / "events.jsonl"), "--no-prefix-caching") == 2
     assert "nothing is cached, so there are none; leave it out" in capsys.readouterr().err
+
+
+def test_a_socket_is_bound_on_the_address_that_is_named(tmp_path: Path) -> None:
+    """Nobody else listens there, so a replay that connected would wait for ever."""
+    pytest.importorskip("zmq")
+    port = free_ports()
+    address = f"tcp://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "kvledger", "replay", trace(tmp_path), "--trace-block-size", "16"]
+    command += ["--num-blocks", "10", "--events", address, "--json"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process,
+        EventSubscriber(address) as subscriber,
+    ):
+        assert subscriber.receive(30)
+        assert process.wait(30) == 0
+
+
+def test_a_port_that_is_taken_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("zmq")
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        address = f"tcp://127.0.0.1:{owner.getsockname()[1]}"
+        assert replay(tmp_path, "--events", address) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"endpoint='{address}': cannot be opened (Address already in use" in err
+
+
+def free_ports() -> int:
+    """The first of three ports that nobody has."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+                third.bind(("127.0.0.1", port + 2))
+            except (OSError, OverflowError):
+                continue
+            return port
