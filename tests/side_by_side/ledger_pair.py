@@ -45,7 +45,7 @@ def make_ours(
         retention_interval=layout.retention_interval,
         pins_shared_prefix=layout.pins_shared_prefix,
         context_parallel_size=layout.context_parallel_size,
-        decisions=reference.RELEASE,
+        decisions=reference.decisions,
         observer=observer,
         explain_misses=MissConfig(),
     )

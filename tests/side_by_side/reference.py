@@ -1,5 +1,6 @@
 """Builds vLLM's manager, scheduler and requests for comparison, without a model or a GPU."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -24,22 +25,27 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvledger.core.groups.decisions import decisions_of
+from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, Decisions
 from tests.side_by_side.layouts import Layout
 
 init_none_hash(sha256)
-# The release beside which this runs: "0.33".
+# The release beside which this runs: "0.33". Ours decides as it does, or, where nobody has looked at it yet, as the
+# newest that is known; a search for what changed sets other rules.
 RELEASE = ".".join(vllm.__version__.split(".")[:2])
+decisions: str | Decisions = RELEASE if RELEASE in RELEASES else LATEST_RELEASE
+HAS_LOOKAHEAD = "num_hash_lookahead_tokens" in inspect.signature(KVCacheManager.__init__).parameters
 
 
 def hash_lookahead(layout: Layout) -> int:
     """Tokens behind a block that its hash covers: what vLLM's configuration makes of a draft without a connector."""
-    return layout.num_draft_lookahead if layout.enable_caching and decisions_of(RELEASE).hashes_ahead else 0
+    return layout.num_draft_lookahead if layout.enable_caching and HAS_LOOKAHEAD else 0
 
 
 def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
     lookahead = hash_lookahead(layout)
     options = {"num_hash_lookahead_tokens": lookahead} if lookahead else {}
+    if layout.pins_shared_prefix:
+        options["enable_mamba_shared_prefix_checkpoint"] = True
     return KVCacheManager(
         layout.their_config(num_blocks),
         max_model_len=max_model_len,
@@ -52,7 +58,6 @@ def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark:
         log_stats=True,
         dcp_world_size=layout.context_parallel_size,
         watermark=watermark,
-        enable_mamba_shared_prefix_checkpoint=layout.pins_shared_prefix,
         **options,
     )
 

@@ -65,8 +65,10 @@ RELEASES: Final = tuple(sorted(_RELEASES))
 LATEST_RELEASE: Final = RELEASES[-1]
 
 
-def decisions_of(release: str) -> Decisions:
-    """The rules of that release. ConfigError for one whose decisions are not known."""
+def decisions_of(release: str | Decisions) -> Decisions:
+    """The rules of that release, or rules as given. ConfigError for a release whose decisions are not known."""
+    if isinstance(release, Decisions):
+        return release
     found = _RELEASES.get(release)
     if found is None:
         problem = "no release of vLLM whose decisions are known"

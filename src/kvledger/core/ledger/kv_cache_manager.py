@@ -56,7 +56,7 @@ class KVCacheManager:
     max_model_len). `drafts`: the rule of a draft model, if one keeps KV values. `retention_interval`: sparse groups
     (windows, states) keep a reusable tail once in so many tokens, 0: only where a replay of the prompt can use it,
     None: at every boundary. `pins_shared_prefix`: also cache a state exactly where a shared prefix ends.
-    `decisions`: the release of vLLM whose decisions are made, "0.33" or "0.32".
+    `decisions`: the release of vLLM whose decisions are made, "0.33" or "0.32", or rules of your own.
     `context_parallel_size`: ranks that share out each block's tokens. `registry`: managers for your own specs.
     `explain_misses`: find out why prompts miss, within these bounds; then `misses` tells.
     `residency`: samples how long blocks stay.
@@ -75,7 +75,7 @@ class KVCacheManager:
         retention_interval: int | None = None,
         pins_shared_prefix: bool = False,
         context_parallel_size: int = 1,
-        decisions: str = LATEST_RELEASE,
+        decisions: str | Decisions = LATEST_RELEASE,
         registry: ManagerRegistry | None = None,
         observer: LedgerObserver | None = None,
         explain_misses: MissConfig | None = None,

@@ -26,7 +26,7 @@ class LedgerRules:
     retention_interval: int | None = None
     context_parallel_size: int = 1
     pins_shared_prefix: bool = False
-    decisions: str = LATEST_RELEASE
+    decisions: str | Decisions = LATEST_RELEASE
     observer: LedgerObserver | None = None
     residency: BlockResidency | None = None
 
