@@ -4,9 +4,9 @@
     python -m kvledger.integrations.vllm.drift path/with/vllm      a checkout, or a wheel unpacked
     python -m kvledger.integrations.vllm.drift 0.31 --out drift-0.31.md --seeds 30
 
-Three parts: the surface (signatures, fields, what vLLM's scheduler takes from a manager), the side-by-side suites run on
-random seeds beside the release's own files, and every rule of core/groups/decisions.py turned round to see which way the
-release has it. Works with the reference's Python; the machine's own vLLM plays no part.
+Three parts: the surface (signatures, fields, what vLLM's scheduler takes from a manager), the side-by-side suites run
+on random seeds beside the release's own files, and every rule of core/groups/decisions.py turned round to see which way
+the release has it. Works with the reference's Python; the machine's own vLLM plays no part.
 """
 
 import argparse
@@ -40,9 +40,7 @@ def files_of(release: str) -> Path:
     for folder in (given, given / "src", reference_folder() / "releases" / release):
         if (folder / "vllm" / "__init__.py").exists():
             return folder
-    raise DriftError(
-        f"{release!r}: no folder with a vllm package; scripts/make_reference.sh {release} lays a release's"
-    )
+    raise DriftError(f"{release!r}: no folder with a vllm package; scripts/make_reference.sh {release} lays one")
 
 
 def run(files: Path, *arguments: str) -> str:
@@ -78,14 +76,14 @@ def nearest(version: str) -> str:
 def report(release: str, num_seeds: int) -> str:
     """The report in Markdown."""
     files = files_of(release)
-    surface = run(files, "-m", "kvledger.integrations.vllm.surface").strip().splitlines()
+    surface = _surface(files)
     version = run(files, "-c", "import vllm; print(vllm.__version__)").strip().splitlines()[-1]
     start = nearest(version)
     found = run(files, "-m", "tests.side_by_side.search", "--as", start, "--seeds", str(num_seeds))
     records = [json.loads(line) for line in found.splitlines() if line.startswith("{")]
     lines = [f"# vLLM {version} beside kvledger", ""]
     lines += [
-        f"Decisions compared with {start}'s, {num_seeds} seeds a kind. Newest known release: {LATEST_RELEASE}.",
+        f"Compared with the decisions of {start}, {num_seeds} seeds a kind. The newest known: {LATEST_RELEASE}.",
         "",
     ]
     lines += ["## The plugin", "", _served(version), ""]
@@ -93,6 +91,13 @@ def report(release: str, num_seeds: int) -> str:
     lines += ["## Decisions", "", *_kinds([record for record in records if "kind" in record])]
     lines += ["", "## Rules", "", *_rules([record for record in records if "rule" in record], start)]
     return "\n".join(lines) + "\n"
+
+
+def _surface(files: Path) -> list[str]:
+    try:
+        return run(files, "-m", "kvledger.integrations.vllm.surface").strip().splitlines()
+    except DriftError as error:
+        return [f"cannot be read: {str(error).strip().splitlines()[-1]}"]
 
 
 def _served(version: str) -> str:
@@ -133,16 +138,14 @@ def _rules(records: list[dict[str, Any]], start: str) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for record in records:
         before, after = record["before"], record["after"]
-        verdict = (
-            "the other way" if after < before else f"as {start}" if after > before else "not decided by these seeds"
-        )
+        verdict = f"as {start}" if after > before else "not decided by these seeds"
+        if after < before:
+            verdict = "the other way"
         yield f"| {record['rule']} | {record['value']} | {before} -> {after} | {verdict} |"
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="kvledger.integrations.vllm.drift", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="kvledger.integrations.vllm.drift", description="reports on a release")
     parser.add_argument("release", help="a release such as 0.31, or a folder with a vllm package")
     parser.add_argument("--seeds", type=int, default=10, help="random seeds a kind (default: 10, a few minutes)")
     parser.add_argument("--out", type=Path, help="write the report there instead of printing it")
