@@ -34,6 +34,11 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
     "h100_bs32": {"block_size": 32},
     "h100_nohybrid": {"disable_hybrid_kv_cache_manager": True},
 }
+# The recorder's copies of these side files named no producer, so the recorded engine ignored them.
+TRIMMED_SIDE_FILES = (
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8",
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4",
+)
 NUMBERS = ("block_size", "bytes_per_block", "kv_cache_tokens", "max_concurrency", "auto_max_model_len",
            "fits_max_model_len", "max_request_bytes")  # fmt: skip
 
@@ -69,6 +74,8 @@ def request_of(record: Record, version: str) -> PlanRequest:
         for where in (config.root, config.text):
             assert isinstance(where, dict)
             where.pop("quantization_config", None)
+    elif record["model"] in TRIMMED_SIDE_FILES:
+        config.hf_quant = None
     options = EngineOptions(
         kv_cache_memory_bytes=record["available_memory"],
         tensor_parallel_size=record["tp"],

@@ -105,6 +105,16 @@ class PlannedEngineOptions:
     async_scheduling: Annotated[bool | None, switch("Prepare a step during the last one. Default: yes.")] = None
     enforce_eager: Annotated[bool | None, switch("No CUDA graphs.")] = None
     mamba_ssm_cache_dtype: Annotated[str | None, words("Element type of recurrent states. Default: auto.")] = None
+    quantization: Annotated[
+        str | None,
+        Option(
+            "--quantization",
+            "-q",
+            metavar="TEXT",
+            help="fp8, mxfp8, ...: quantized while loading.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
     entry_point: Annotated[str | None, words("server or llm: their defaults differ. Default: server.")] = None
     vllm_version: Annotated[str | None, words("0.33 or 0.32. Default: 0.33.")] = None
 

@@ -15,6 +15,8 @@ UNGATED = (
 )  # fmt: skip
 # Activations that stand alone: a layer with one of them has no gate, whatever its family.
 UNGATED_ACTIVATIONS = ("relu2", "xielu")
+# Families whose experts have biases.
+BIASED_EXPERTS = ("gpt_oss",)
 
 
 def feed_forward(config: ModelConfig, index: int) -> Iterator[Weight]:
@@ -125,7 +127,10 @@ def experts(config: ModelConfig, index: int) -> Iterator[Weight]:
     matrices = 3 if is_gated(config) else 2
     # Beside a dense part (Gemma 4), experts are a module of their own.
     name = "experts" if config.flag("enable_moe_block") else "mlp.experts"
-    yield Weight(f"layers.{index}.{name}", count * matrices * width * inter, index, linear=True, expert=True)
+    params = count * matrices * width * inter
+    yield Weight(f"layers.{index}.{name}", params, index, linear=True, expert=True, inner=inter, outer=width)
+    if config.model_type in BIASED_EXPERTS:
+        yield Weight(f"layers.{index}.{name}.bias", count * ((matrices - 1) * inter + width), index, expert=True)
     yield Weight(f"layers.{index}.mlp.gate", hidden * count, index, WHOLE)
     if width != hidden:
         yield linear(index, "mlp.latent_proj", 2 * hidden * width, WHOLE)

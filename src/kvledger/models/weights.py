@@ -23,7 +23,7 @@ from kvledger.models.layers import (
     ShortConvState,
 )
 from kvledger.models.patterns import SLIDING, attention_kinds
-from kvledger.models.quantization import OUTPUT_HEAD, WeightScheme, weight_scheme
+from kvledger.models.quantization import OUTPUT_HEAD, WeightScheme, checkpoint_method, weight_scheme
 from kvledger.models.shards import ANY, FIRST_STAGE, LAST_STAGE, WHOLE, Ranks, Weight, heads, linear
 from kvledger.models.towers import tower_weights
 
@@ -56,16 +56,22 @@ def model_weights(config: ModelConfig, layers: tuple[Layer, ...]) -> list[Weight
 
 
 def rank_weight_bytes(
-    config: ModelConfig, layers: tuple[Layer, ...], dtype_bytes: int, ranks: Ranks, stages: list[range]
+    config: ModelConfig,
+    layers: tuple[Layer, ...],
+    dtype_bytes: int,
+    ranks: Ranks,
+    stages: list[range],
+    quantization: str = "",
 ) -> list[WeightBytes]:
-    """Parameters and bytes on one rank of each pipeline stage.
+    """Parameters and bytes on one rank of each pipeline stage. `quantization`: what `--quantization` asks for, if any.
 
     A checkpoint's index gives the exact total; the count from the config then only says how it is shared out.
     """
-    scheme = weight_scheme(config)
+    scheme = weight_scheme(config, quantization)
     weights = model_weights(config, layers)
     counted = [stage_bytes(weights, scheme, dtype_bytes, ranks, stage, stages) for stage in stages]
-    if config.index_bytes is None:
+    is_changed = scheme is not None and checkpoint_method(config) == ""
+    if config.index_bytes is None or is_changed:
         stored = f" as {scheme.method}" if scheme else ""
         return [WeightBytes(params, int(size), f"counted from the config{stored}") for params, size in counted]
     whole = sum(weight.params * weight_bytes(weight, scheme, dtype_bytes) for weight in weights)
@@ -86,7 +92,8 @@ def stage_bytes(
         at_end = weight.layer == LAST_STAGE and stage == stages[-1]
         if not (weight.layer in stage or (weight.layer == FIRST_STAGE and stage == stages[0]) or at_end):
             continue
-        count = weight.on_rank(ranks)
+        padded = scheme is not None and scheme.pads_experts
+        count = weight.padded_on_rank(ranks) if padded else weight.on_rank(ranks)
         params += count
         total += count * weight_bytes(weight, scheme, dtype_bytes)
     return params, total
@@ -95,7 +102,7 @@ def stage_bytes(
 def weight_bytes(weight: Weight, scheme: WeightScheme | None, dtype_bytes: int) -> float:
     if scheme is None or not weight.linear:
         return dtype_bytes
-    return scheme.bytes_of(weight.path, dtype_bytes)
+    return scheme.bytes_of(weight.path, dtype_bytes, expert=weight.expert)
 
 
 def is_tied(config: ModelConfig) -> bool:

@@ -15,12 +15,13 @@ ALIASES = {
     "-dp": "--data-parallel-size",
     "-dcp": "--decode-context-parallel-size",
     "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
 }
 VALUES = (
     "--max-model-len", "--dtype", "--kv-cache-dtype", "--block-size", "--gpu-memory-utilization",
     "--kv-cache-memory-bytes", "--num-gpu-blocks-override", "--max-num-batched-tokens", "--max-num-seqs",
     "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--decode-context-parallel-size",
-    "--mamba-ssm-cache-dtype",
+    "--mamba-ssm-cache-dtype", "--quantization",
 )  # fmt: skip
 SWITCHES = (
     "--enable-prefix-caching", "--no-enable-prefix-caching", "--async-scheduling", "--no-async-scheduling",
@@ -33,7 +34,6 @@ NOT_MODELLED = {
     "--enable-lora": "adapters are not counted",
     "--cpu-offload-gb": "offloaded weights are counted as if they stayed",
     "--kv-transfer-config": "a connector may turn the hybrid manager off; add --disable-hybrid-kv-cache-manager if so",
-    "--quantization": "weights are counted as the checkpoint stores them",
     "--load-format": "weights are counted as the checkpoint stores them",
     "--limit-mm-per-prompt": "encoder memory is part of the activation estimate",
     "--hf-overrides": "the config is taken as it is",

@@ -24,6 +24,7 @@ class EngineOptions:
     """Engine options; None means vLLM's default. `entry_point`: `vllm serve` or the LLM class, whose defaults differ.
 
     `max_model_len` -1: the longest that fits. `kv_cache_memory_bytes`: the KV cache of each GPU, instead of a share.
+    `quantization`: as the checkpoint stores its weights where it is empty.
     `pipeline_layers`: decoder layers of each stage (vLLM's VLLM_PP_LAYER_PARTITION); () for an even partition.
     """
 
@@ -46,6 +47,7 @@ class EngineOptions:
     async_scheduling: bool = True
     enforce_eager: bool = False
     mamba_ssm_cache_dtype: str = "auto"
+    quantization: str = ""
     entry_point: str = "server"
     pipeline_layers: tuple[int, ...] = ()
 

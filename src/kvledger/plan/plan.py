@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from kvledger.core.groups.spec import KVCacheSpec
 from kvledger.core.units import dtype_bytes
 from kvledger.models.facts import ModelFacts
+from kvledger.models.quantization import UnknownQuantizationError
 from kvledger.models.shards import Ranks
-from kvledger.models.weights import rank_weight_bytes
+from kvledger.models.weights import WeightBytes, rank_weight_bytes
 from kvledger.plan.engine import EngineSettings, engine_settings
 from kvledger.plan.gpus import Gpu
 from kvledger.plan.groups import GroupLayout, group_layers
@@ -22,7 +23,7 @@ from kvledger.plan.pool import (
     too_long_message,
     worker_pool,
 )
-from kvledger.plan.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
+from kvledger.plan.refusal import DOES_NOT_FIT, NO_MEMORY, QUANTIZATION, Refusal, RefusedError
 from kvledger.plan.versions import VersionRules
 
 
@@ -113,8 +114,8 @@ class Plan:
 
 def weight_ranks(options: EngineOptions) -> Ranks:
     """Ranks that share weights: experts go over the replicas as well, when they are parallel."""
-    tensor = options.tensor_parallel_size
-    return Ranks(tensor, tensor * (options.data_parallel_size if options.enable_expert_parallel else 1))
+    tensor, whole = options.tensor_parallel_size, options.enable_expert_parallel
+    return Ranks(tensor, tensor * (options.data_parallel_size if whole else 1), whole)
 
 
 def request_limits(options: EngineOptions, settings: EngineSettings, length: int) -> RequestLimits:
@@ -134,7 +135,7 @@ def make_plan(request: PlanRequest) -> Plan:
     )
     stages = pipeline_stages(facts.num_layers, options.pipeline_parallel_size, options.pipeline_layers)
     element = dtype_bytes(settings.dtype)
-    weights = rank_weight_bytes(facts.config, facts.layers, element, weight_ranks(options), stages)
+    weights = stage_weights(request, element, stages)
     budgets, workers = [], []
     for stage, layers in enumerate(stages):
         load = StageLoad(weights[stage], len(layers))
@@ -146,6 +147,20 @@ def make_plan(request: PlanRequest) -> Plan:
         workers.append(worker_pool(layout, stage, on_stage, available, options.num_gpu_blocks_override))
     plan = Plan(request, settings, layout, tuple(budgets), tuple(workers), settings.max_model_len, 0, None)
     return judged(plan)
+
+
+def stage_weights(request: PlanRequest, dtype_bytes: int, stages: list[range]) -> list[WeightBytes]:
+    """What a rank of each stage holds. RefusedError for weights that vLLM would not load, unless they were measured."""
+    facts, options = request.facts, request.options
+    ranks = weight_ranks(options)
+    try:
+        return rank_weight_bytes(facts.config, facts.layers, dtype_bytes, ranks, stages, options.quantization)
+    except UnknownQuantizationError as error:
+        knows_weights = all(measured.weight_bytes is not None for measured in request.measured)
+        if not knows_weights and not request.has_given_memory:
+            raise RefusedError(QUANTIZATION, str(error)) from None
+        facts.config.note(str(error))
+        return [WeightBytes(0, 0, "not counted") for _ in stages]
 
 
 def judged(plan: Plan) -> Plan:

@@ -7,6 +7,7 @@ from kvledger.errors import ConfigError
 HEADS = "heads_not_divisible"
 NO_BACKEND = "no_attention_backend"
 NO_PROMOTION = "specs_not_unifiable"
+QUANTIZATION = "weights_not_loadable"
 TOO_LONG = "max_model_len_too_long"
 NO_MEMORY = "no_available_memory"
 DOES_NOT_FIT = "request_does_not_fit"

@@ -12,7 +12,7 @@ from kvledger.core.units import dtype_bytes
 from kvledger.models.config import ModelConfig
 from kvledger.models.experts import num_experts
 from kvledger.models.layers import AttentionCache, LatentCache, Layer, StateCache
-from kvledger.models.quantization import weight_scheme
+from kvledger.models.quantization import UnknownQuantizationError, WeightScheme, weight_scheme
 from kvledger.models.weights import model_weights, reusing_layers, shape_of, weight_bytes
 from kvledger.plan.plan import Plan
 
@@ -26,7 +26,8 @@ def step_work(plan: Plan) -> dict[str, JSONValue]:
     """Parameters, weight bytes and attention of the plan's model, as numbers for `replay`."""
     facts = plan.facts
     config = facts.config
-    scheme, element = weight_scheme(config), dtype_bytes(plan.settings.dtype)
+    scheme = loadable_scheme(config, plan.request.options.quantization)
+    element = dtype_bytes(plan.settings.dtype)
     num_parameters = num_routed = 0
     counted = routed = 0.0
     for weight in model_weights(config, facts.layers):
@@ -48,6 +49,14 @@ def step_work(plan: Plan) -> dict[str, JSONValue]:
         "attention": attention_work(plan),
         "state_bytes": state_bytes(plan),
     }
+
+
+def loadable_scheme(config: ModelConfig, quantization: str) -> WeightScheme | None:
+    """How the weights are stored, as far as it is known: a measured checkpoint of an unknown kind is planned too."""
+    try:
+        return weight_scheme(config, quantization)
+    except UnknownQuantizationError:
+        return None
 
 
 def share_of_experts(config: ModelConfig) -> float:
