@@ -1,5 +1,7 @@
 """Why a prompt was not a hit, part by part, in numbers that can be counted on fingers. Blocks of 4 tokens."""
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -522,3 +524,23 @@ def test_what_is_no_bound_is_refused() -> None:
 
 def test_the_curve_has_four_points_an_octave() -> None:
     assert [curve_blocks(point) for point in range(16)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]
+
+
+@pytest.mark.parametrize(("num_blocks", "most"), [(500, 30), (1, 330)])
+def test_an_eviction_is_remembered_in_a_few_bytes(num_blocks: int, most: int) -> None:
+    """Of long prompts in about 9, of prompts of one block in about 110; in more where it is not compiled."""
+
+    def bytes_of(max_evicted_blocks: int) -> int:
+        manager = ledger(
+            600, explain_misses=MissConfig(max_evicted_blocks=max_evicted_blocks, max_compared_tokens=1, max_accounts=1)
+        )
+        tracemalloc.start()
+        for number in range(10_000 // num_blocks):
+            leave(manager, admitted(manager, str(number), other(4 * num_blocks, number)))
+        gc.collect()
+        used = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return used
+
+    # 10,000 blocks go through a pool of 600.
+    assert 0 < bytes_of(1 << 20) - bytes_of(1) < most * 9_400

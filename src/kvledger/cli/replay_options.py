@@ -142,7 +142,7 @@ class ReplayOptions(PlannedEngineOptions):
     ] = None
     remember_evictions: Annotated[
         int,
-        whole(OUTPUT, "Evictions remembered to say why prompts missed, about 100 bytes each. 0: do not say."),
+        whole(OUTPUT, "Evictions remembered to say why prompts missed, 9 to 110 bytes each. 0: do not say."),
     ] = 1 << 20
     log_interval: Annotated[
         float,

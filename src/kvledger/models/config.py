@@ -125,7 +125,7 @@ class ModelConfig:
         return int(value)
 
     def need(self, name: str) -> int:
-        """An integer field that the plan cannot do without. ConfigError names it when it is missing."""
+        """A count that the plan cannot do without. ConfigError names it when it is missing or below 1."""
         value = self.number(name)
         if value is None:
             spellings = ", ".join(ALIASES.get(name, (name,)))
@@ -133,6 +133,8 @@ class ModelConfig:
                 f"{self.name}: the config has no {name} (looked for {spellings}), which its KV cache depends on; "
                 "give a config.json that has it"
             )
+        if value < 1:
+            raise wrong_value(name, value, "must be at least 1", f"correct it in the config of {self.name}")
         return value
 
     def fraction(self, name: str, default: float) -> float:

@@ -1,15 +1,16 @@
 """GhostIndex: which block hashes were evicted, when and why, after the pool has forgotten them.
 
 Eviction takes a sequence from its end, so what goes comes as runs: each block the parent of the one before it. A run
-is kept as a plain list and only its top, the block nearest to the sequence's start, is found by hash:
+is kept as a plain vector and only its top, the block nearest to the sequence's start, is found by name:
 
     sequence   | 0 | 1 | 2 | 3 | 4 | 5 |            evicted in the order 5 4 3
-    run        hashes = [5, 4, 3]                    tops = {3: run}
+    run        names = [5, 4, 3]                     tops = {3: run}
 
-Whoever reads a sequence forwards finds the top and then compares down the list. So remembering a block costs one append
-instead of one entry of a large dict. When a block at the top is cached again it leaves its run, and the next one
-becomes findable. Two facts make that complete: a chained hash is only cached where its parents are, and the parent of
-a block that is not at a top stands next to it.
+A name is 64 bits of a hash: two blocks of one name would be told apart wrongly, and a million of them have two with a
+chance of one in 30 million. Whoever reads a sequence forwards finds the top and then compares down the vector. So
+remembering a block costs 8 bytes and one append, and a run about 200 bytes. When a block at the top is cached again it
+leaves its run, and the next one becomes findable. Two facts make that complete: a chained hash is only cached where its
+parents are, and the parent of a block that is not at a top stands next to it.
 
 What a call takes (a reset, evict_blocks) comes in any order, so it is put into that order first: all of it goes at
 the same time. It makes runs only while no request holds a block whose hash was taken, because such a request may cache
@@ -22,6 +23,7 @@ What is remembered is bounded: at least the last `max_blocks` evictions, and no 
 
 from typing import Final
 
+from librt.vecs import append, pop, vec
 from mypy_extensions import i32, i64
 
 from kvledger.core.blocks.block import KVCacheBlock
@@ -40,24 +42,23 @@ _REUSED: Final = EvictionCause.REUSED
 
 
 class EvictedRun:
-    """hashes[i] lost its block as eviction number first_eviction + i; of what a call took, all have that first number.
+    """names[i] lost its block as eviction number first_eviction + i; of what a call took, all have that first number.
     The last one is the top.
-
-    The next eviction goes on with the run if it has the number next_eviction and is of a block that ends at token
-    next_tokens and that was cached by the same call.
     """
 
-    def __init__(self, number: int, block: KVCacheBlock, eviction: i64, cause: EvictionCause) -> None:
-        self.number: Final = number
-        self.group_id: i64 = i64(block.group_id)
-        self.call: i32 = block.cached_call
+    def __init__(self, number: i64, group_id: i32, eviction: i64, cause: EvictionCause) -> None:
+        self.number: i64 = number
         self.first_eviction: i64 = eviction
-        self.cause: Final = cause
-        self.hashes: list[bytes] = []
-        self.next_eviction: i64 = eviction
-        self.next_tokens: i32 = block.num_hash_tokens
+        self.group_id: i32 = group_id
         # As long as it was when it was complete.
-        self.num_blocks: int = 0
+        self.num_blocks: i32 = 0
+        self.cause: Final = cause
+        self.names: vec[i64] = vec[i64]([])
+
+    @property
+    def top(self) -> int:
+        """REQUIRES a run that is not taken back."""
+        return int(self.names[len(self.names) - 1])
 
 
 class EvictedPart:
@@ -113,7 +114,7 @@ class GhostGroup:
         self.is_chain: Final = is_chain
         # Tokens that the next block of a run ends before this one. Nothing continues a block of a group without chains.
         self.stride: i32 = i32(block_size if is_chain else 1 << 30)
-        self.tops: Final[dict[bytes, EvictedRun]] = {}
+        self.tops: Final[dict[int, EvictedRun]] = {}
 
 
 class GhostIndex(LedgerObserver):
@@ -132,11 +133,15 @@ class GhostIndex(LedgerObserver):
         self._runs: Final[list[EvictedRun]] = []
         self._first_run: int = 0
         self._num_remembered: int = 0
-        self._next_number: int = 0
+        self._next_number: i64 = 0
         # Runs before that number were forgotten by the prefix cache as a whole since.
-        self._reset_number: int = 0
-        # The run that the next eviction may continue: not in tops yet.
+        self._reset_number: i64 = 0
+        # The run that the next eviction may continue, and is not in tops yet. It does if it has that number and is of a
+        # block that ends at that token and was cached by that call.
         self._open: EvictedRun | None = None
+        self._open_eviction: i64 = 0
+        self._open_tokens: i32 = 0
+        self._open_call: i32 = 0
 
     @property
     def num_runs(self) -> int:
@@ -182,6 +187,7 @@ class GhostIndex(LedgerObserver):
         eviction = self._num_evictions
         gone: dict[bytes, int] | None = None
         run = self._open
+        tokens = self._open_tokens
         for block in blocks:
             group = self._groups[i64(block.group_id)]
             index = group.index
@@ -199,21 +205,24 @@ class GhostIndex(LedgerObserver):
             if (
                 run is None
                 or not joins
-                or run.next_tokens != block.num_hash_tokens
-                or run.next_eviction != eviction
-                or run.call != block.cached_call
-                or run.group_id != i64(block.group_id)
+                or tokens != block.num_hash_tokens
+                or self._open_eviction != eviction
+                or self._open_call != block.cached_call
+                or run.group_id != i32(block.group_id)
                 or run.cause is not cause
-                or len(run.hashes) >= MAX_RUN
+                or len(run.names) >= MAX_RUN
             ):
                 self._close()
-                run = EvictedRun(self._next_number, block, eviction, cause)
+                run = EvictedRun(self._next_number, i32(block.group_id), eviction, cause)
                 self._next_number += 1
                 self._open = run
-            run.hashes.append(block_hash)
-            run.next_tokens -= group.stride
-            run.next_eviction += step
+                self._open_call = block.cached_call
+                tokens = block.num_hash_tokens
+            run.names = append(run.names, i64(hash(block_hash)))
+            tokens -= group.stride
             eviction += step
+            self._open_eviction = eviction
+        self._open_tokens = tokens
         self._num_evictions = eviction
 
     def prefix_cache_reset(self) -> None:
@@ -240,18 +249,20 @@ class GhostIndex(LedgerObserver):
         block = start
         while block < num_blocks:
             block_hash = hashes[(block + 1) * hashes_per_block - 1]
-            run = group.tops.get(block_hash)
+            run = group.tops.get(hash(block_hash))
             if run is None:
                 if index.get(block_hash) is None:
                     break
                 block += 1  # cached, behind a gap
                 continue
             first = block
-            entries = run.hashes
-            position = len(entries) - 1
+            names = run.names
+            position = len(names) - 1
             num_short = self.num_evictions - int(run.first_eviction) - position
             while (
-                position >= 0 and block < num_blocks and entries[position] == hashes[(block + 1) * hashes_per_block - 1]
+                position >= 0
+                and block < num_blocks
+                and names[position] == i64(hash(hashes[(block + 1) * hashes_per_block - 1]))
             ):
                 position -= 1
                 block += 1
@@ -261,27 +272,25 @@ class GhostIndex(LedgerObserver):
     def has_top(self, group_id: int, block_hash: bytes) -> bool:
         """Whether a hash whose parent is cached was evicted. If not, nothing behind it in a chain was ever cached."""
         self._close()
-        return block_hash in self._groups[group_id].tops
+        return hash(block_hash) in self._groups[group_id].tops
 
     def find(self, group_id: int, block_hash: bytes) -> EvictedPart | None:
         """The eviction of one hash that stands at a top: of every hash in a group that is no chain."""
         group = self._groups[group_id]
         self._close()
-        run = group.tops.get(block_hash)
+        run = group.tops.get(hash(block_hash))
         if run is None:
             return None
-        num_short = self.num_evictions - int(run.first_eviction) - (len(run.hashes) - 1)
+        num_short = self.num_evictions - int(run.first_eviction) - (len(run.names) - 1)
         return EvictedPart(0, group.block_size, num_short, self._cause(run))
 
     def check(self) -> None:
         """Proves that exactly the tops of runs are found by hash, and the limit. O(runs)."""
         self._close()
         for group in self._groups:
-            for block_hash, run in group.tops.items():
-                require(
-                    len(run.hashes) > 0 and run.hashes[-1] == block_hash, "ghost index: found by what is not its top"
-                )
-        num_blocks = sum([run.num_blocks for run in self._runs[self._first_run :]])
+            for name, run in group.tops.items():
+                require(len(run.names) > 0 and run.top == name, "ghost index: found by what is not its top")
+        num_blocks = sum([int(run.num_blocks) for run in self._runs[self._first_run :]])
         require(num_blocks == self._num_remembered, "ghost index: the count of remembered evictions is wrong")
         require(num_blocks <= self._max_blocks + MAX_RUN, "ghost index: more is remembered than the limit allows")
 
@@ -294,8 +303,8 @@ class GhostIndex(LedgerObserver):
             return
         self._open = None
         group = self._groups[run.group_id]
-        group.tops[run.hashes[-1]] = run
-        run.num_blocks = len(run.hashes)
+        group.tops[run.top] = run
+        run.num_blocks = i32(len(run.names))
         self._runs.append(run)
         self._num_remembered += run.num_blocks
         while self._num_remembered > self._max_blocks:
@@ -318,8 +327,8 @@ class GhostIndex(LedgerObserver):
         self._num_remembered -= run.num_blocks
         self.num_forgotten += run.num_blocks
         group = self._groups[run.group_id]
-        if run.hashes and group.tops.get(run.hashes[-1]) is run:
-            del group.tops[run.hashes[-1]]
+        if len(run.names) > 0 and group.tops.get(run.top) is run:
+            del group.tops[run.top]
 
     def _take_back(self, group: GhostGroup, index: PrefixIndex, blocks: list[KVCacheBlock]) -> None:
         """Lets hashes leave their runs that are cached again. `blocks`: in the order of their sequence."""
@@ -330,10 +339,11 @@ class GhostIndex(LedgerObserver):
         while position < num_blocks:
             block_hash = blocks[position].block_hash
             assert block_hash is not None
-            if open_run is not None and open_run.hashes[-1] == block_hash:
+            name = hash(block_hash)
+            if open_run is not None and open_run.top == name:
                 self._close()
                 open_run = None
-            run = tops.get(block_hash)
+            run = tops.get(name)
             if run is None:
                 # A chain that was never cached up to here was never cached further on. Another block that carries the
                 # same hash tells nothing of that.
@@ -341,19 +351,24 @@ class GhostIndex(LedgerObserver):
                     return
                 position += 1
                 continue
-            del tops[block_hash]
-            hashes = run.hashes
-            while position < num_blocks and hashes and hashes[-1] == blocks[position].block_hash:
-                hashes.pop()
+            del tops[name]
+            while position < num_blocks and len(run.names) > 0 and run.top == _name(blocks[position]):
+                run.names, _ = pop(run.names)
                 position += 1
-            if hashes:
-                known = tops.get(hashes[-1])
+            if len(run.names) > 0:
+                known = tops.get(run.top)
                 if known is None or known.number < run.number:
-                    tops[hashes[-1]] = run
+                    tops[run.top] = run
 
     def _cause(self, run: EvictedRun) -> EvictionCause:
         """A reset would have taken everything from before it anyway."""
         return EvictionCause.RESET if run.number < self._reset_number else run.cause
+
+
+def _name(block: KVCacheBlock) -> int:
+    block_hash = block.block_hash
+    assert block_hash is not None
+    return hash(block_hash)
 
 
 def _place_from_end(block: KVCacheBlock) -> tuple[int, int]:
