@@ -41,8 +41,9 @@ HOT = (
 SLOW_LINE = re.compile(
     r'class="collapsible"[^>]*>(.*?)</div><div class="content">\s*<div class="hint">(.*?)</div>', re.DOTALL
 )
-# What runs once, or for subclasses in interpreted Python only: a definition's line stands for its glue.
-GLUE = re.compile(r"\d+\s+(from|import|def|class|@)\b")
+# What runs once, or for subclasses in interpreted Python only: a definition's line stands for its glue. And what runs
+# when something is wrong: errors are interpreted classes, and require() is for check().
+GLUE = re.compile(r"\d+\s+(from|import|def|class|@|raise|require)\b")
 
 
 def find(html: str) -> dict[str, list[str]]:
