@@ -97,6 +97,9 @@ class AlignedMambaManager(MambaManager):
         needs_checkpoint = self._needs_checkpoint(held, ranges)
         held.checkpoint = self._checkpoint_position(ranges) if needs_checkpoint else 0
         held.checkpoint_index = cdiv(ranges.new_end, self.block_size) - 2
+        if needs_checkpoint and ranges.computed_end % self.block_size != 0:
+            # The step starts inside a block and does not stop at its end: no state is left there.
+            held.num_cached_blocks = max(held.num_cached_blocks, ranges.computed_end // self.block_size + 1)
         blocks = held.blocks
         num_entries = self._num_entries(ranges)
         num_before = len(blocks)

@@ -149,6 +149,10 @@ class SingleTypeKVCacheManager(ABC):
             num_blocks += 1
         return num_blocks
 
+    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+        """Blocks that these ranges use up of a pool of the group's own."""
+        return 0
+
     def num_blocks_alone(self, ranges: SlotRanges) -> int:
         """Blocks that these ranges take of an empty pool. More than the pool has: they fit at no time."""
         return self.num_blocks_to_take(self.make_held(), [], ranges)

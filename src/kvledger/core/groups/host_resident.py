@@ -31,6 +31,9 @@ class HostResidentManager(FullAttentionManager):
         num_needed = super().num_blocks_to_take(held, hit, ranges)
         return 0 if num_needed <= self.pool.num_free_blocks else self.device_pool.num_blocks + 1
 
+    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+        return super().num_blocks_to_take(held, hit, ranges)
+
     def num_blocks_alone(self, ranges: SlotRanges) -> int:
         """None of the device either; or more than it has, when the whole host pool does not suffice."""
         num_needed = super().num_blocks_to_take(self.make_held(), [], ranges)

@@ -68,6 +68,7 @@ class KVCacheCoordinator(ABC):
         self._min_rest: Final = 0 if rules.drafts is None else rules.drafts.num_lookahead_tokens
         self.clips_chunks: Final = len(self._chunk_clippers) > 0 or self._min_rest > 1
         self._long_hit_groups: Final = [m.group_id for m in self.managers if m.keeps_longer_hit()]
+        self.has_host_pools: Final = any(m.pool is not self.pool for m in self.managers)
         self.can_step_back: Final = all(m.can_step_back() for m in self.managers)
         self._base_block_size: Final = policies[0].base_block_size
         self.holds_all_blocks: Final = all(m.holds_all_blocks() for m in self.managers)
@@ -167,13 +168,32 @@ class KVCacheCoordinator(ABC):
                 return True
         return False
 
+    def lacks_host_blocks_beside(
+        self, hit: PrefixHit, ranges: SlotRanges, others: list[RequestBlocks], other_ranges: list[SlotRanges]
+    ) -> bool:
+        """Whether some group's own pool has too few blocks for a request that starts and what others still need."""
+        for manager in self.managers:
+            if manager.pool is not self.pool:
+                group_id = manager.group_id
+                hit_blocks = hit.blocks.blocks[group_id]
+                num_blocks = manager.num_host_blocks_to_take(self._nothing[group_id], hit_blocks, ranges)
+                for index, other in enumerate(others):
+                    num_blocks += manager.num_host_blocks_to_take(other.groups[group_id], [], other_ranges[index])
+                if num_blocks > manager.pool.num_free_blocks:
+                    return True
+        return False
+
     def usable_hit(self, hit: PrefixHit, num_external: int) -> PrefixHit:
         """The hit without what a group has beyond the prefix that is reused in the end."""
         if not self._long_hit_groups:
             return hit
         blocks = hit.blocks.blocks.copy()
         for group_id in self._long_hit_groups:
-            num_reused = cdiv(hit.num_tokens + num_external, self.managers[group_id].block_size)
+            block_size = self.managers[group_id].block_size
+            num_reused = cdiv(hit.num_tokens, block_size)
+            if num_external > 0:
+                # The request goes on in the block in which they end, so that one is its own.
+                num_reused = (hit.num_tokens + num_external) // block_size
             blocks[group_id] = blocks[group_id][:num_reused]
         return hit.with_blocks(blocks, hit.num_tokens)
 

@@ -181,6 +181,22 @@ class KVCacheManager:
         ranges = remaining_ranges(request, num_more_tokens, self.max_model_len)
         return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
 
+    def lacks_host_blocks_beside(
+        self, request: Request, hit: PrefixHit, num_external_tokens: int, others: list[Request]
+    ) -> bool:
+        """Whether pools in host memory have too few blocks for all of a request's tokens and what others still need."""
+        coordinator = self._coordinator
+        if not coordinator.has_host_pools:
+            return False
+        hit = coordinator.usable_hit(hit, num_external_tokens)
+        ranges = start_ranges(request, 0, hit.num_tokens, num_external_tokens, 0, self.max_model_len)
+        return coordinator.lacks_host_blocks_beside(
+            hit,
+            ranges.whole_sequence(request, self.max_model_len),
+            [coordinator.require_held(other.request_id) for other in others],
+            [remaining_ranges(other, 0, self.max_model_len) for other in others],
+        )
+
     def num_draft_blocks(self, num_tokens: int) -> int:
         """Blocks, over all groups, for so many tokens of a step with drafts, whatever a request holds already."""
         return self._coordinator.num_draft_blocks(num_tokens)

@@ -45,7 +45,8 @@ class ExternalKVSource(ABC):
         """The request was admitted with that many external tokens (0: the offer was not needed). Pin and load now.
 
         Fewer than offered when they would be the whole prompt: its last token is computed here, and of a recurrent
-        state the one before that token is needed.
+        state the one before that token is needed. A group in host memory may hit more than the others: where it has
+        the tokens already, its blocks are shared and not to be written.
         """
 
 

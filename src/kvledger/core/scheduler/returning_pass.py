@@ -141,10 +141,10 @@ class ReturningPass:
     def _close(self, output: SchedulerOutput) -> None:
         """The step is no longer in flight, and its copies are made."""
         del self._state.in_flight[0]
-        if self._fence is not None:
-            self._fence.back(output.step)
         if output.block_copies:
             self._manager.release_block_copies(output.block_copies)
+        if self._fence is not None:
+            self._fence.back(output.step)
 
     def _settle(self, output: SchedulerOutput, row: int, request: Request, sampled: list[int]) -> RequestOutput | None:
         """What one row of a step that came back means for its request; None when it gains nothing."""

@@ -76,6 +76,10 @@ class SchedulerState:
         """Everything that waits, in the order of admission."""
         return self.waiting_holders.requests() + self.waiting.requests()
 
+    def in_prefill(self) -> list[Request]:
+        """Running requests that are not through their known tokens."""
+        return [request for request in self.running if request.is_prefill_chunk]
+
     def add(self, request: Request) -> None:
         """A fresh request waits."""
         request.waiting_since_step = self.wait_log.next_step
@@ -139,12 +143,11 @@ class SchedulerState:
         request.status = status
         if self.accounting is not None:
             self.accounting.finish(request)
-        if self.manager.holds_blocks(request):
+        if not keep_blocks and self.manager.holds_blocks(request):
             if self._has_source:
                 # A source that saves blocks sees none that nobody reads any more.
                 self.manager.release_skipped(request)
-            if not keep_blocks:
-                self.give_back(request)
+            self.give_back(request)
         self.forked_ids.discard(request.request_id)
         self.finished_ids.append(request.request_id)
         del self.requests[request.request_id]

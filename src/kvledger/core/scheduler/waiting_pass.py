@@ -180,7 +180,7 @@ class WaitingPass:
 
     def _allocate(self, candidate: Candidate, num_new: int) -> bool:
         request = candidate.request
-        if candidate.asynchronous and self._by_priority and not self._fits_beside_loads(request):
+        if candidate.asynchronous and not self._may_load(candidate):
             return False
         rule = AdmissionRule(
             self._config.reserve_full_sequence,
@@ -213,6 +213,17 @@ class WaitingPass:
                 self._source.allocated(request, block_ids, candidate.num_external)
             if self._state.accounting is not None:
                 self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
+        return True
+
+    def _may_load(self, candidate: Candidate) -> bool:
+        request = candidate.request
+        if self._by_priority and not self._fits_beside_loads(request):
+            return False
+        hit = candidate.hit
+        others = self._state.in_prefill() + list(self._state.loads.loading.values())
+        if hit is not None and self._manager.lacks_host_blocks_beside(request, hit, candidate.num_external, others):
+            self._state.wait_log.shortage = BlockShortage(request.request_id, 0, 0, is_host_pool=True)
+            return False
         return True
 
     def _fits_beside_loads(self, request: Request) -> bool:
@@ -251,9 +262,8 @@ class WaitingPass:
         num_drafts = config.num_speculative_tokens + config.num_lookahead_tokens
         num_more = 1 + num_drafts if num_drafts > 0 else 0
         num_blocks = manager.num_draft_blocks(num_more)
-        for other in self._state.running:
-            if other.is_prefill_chunk:
-                num_blocks += manager.num_blocks_missing(other, num_more)
+        for other in self._state.in_prefill():
+            num_blocks += manager.num_blocks_missing(other, num_more)
         for other in self._state.loads.loading.values():
             num_blocks += manager.num_blocks_missing(other, num_more)
         for other in self._loaded:
