@@ -44,6 +44,8 @@ class StateBlocks(GroupBlocks):
         # A state that this step's prefill writes on its way: after how many tokens, into which table entry. 0: none.
         self.checkpoint: int = 0
         self.checkpoint_index: int = 0
+        # Where the tokens of an external source ended, and the state that came with them; 0: there were none.
+        self.external_end: int = 0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -97,9 +99,11 @@ class AlignedMambaManager(MambaManager):
         needs_checkpoint = self._needs_checkpoint(held, ranges)
         held.checkpoint = self._checkpoint_position(ranges) if needs_checkpoint else 0
         held.checkpoint_index = cdiv(ranges.new_end, self.block_size) - 2
-        if needs_checkpoint and ranges.computed_end % self.block_size != 0:
-            # The step starts inside a block and does not stop at its end: no state is left there.
-            held.num_cached_blocks = max(held.num_cached_blocks, ranges.computed_end // self.block_size + 1)
+        if ranges.num_external > 0:
+            held.external_end = ranges.computed_end
+        if needs_checkpoint and ranges.computed_end % self.block_size != 0 and ranges.computed_end == held.external_end:
+            # The step does not stop at the end of the block with the external state: none is left there.
+            held.num_cached_blocks = max(held.num_cached_blocks, cdiv(ranges.computed_end, self.block_size))
         blocks = held.blocks
         num_entries = self._num_entries(ranges)
         num_before = len(blocks)
