@@ -33,6 +33,7 @@ from kvledger.core.groups.spec import (
     SlidingWindowSpec,
 )
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.core.requests.block_hash import (
     BlockHasher,
     ChainedBlockHasher,
@@ -88,6 +89,7 @@ __all__ = [
     "MultiModalItem",
     "NewBlocks",
     "PoolOccupancy",
+    "PrefixCacheStats",
     "PrefixHit",
     "PromptAccount",
     "PromptSplit",

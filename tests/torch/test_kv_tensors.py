@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvledger import BlockCopy, BlockPool, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from kvledger import BlockCopy, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from kvledger.core.groups.spec import HostResidentSpec, KVCacheSpec, SlidingWindowSpec
 from kvledger.engine.kv_tensors import KVTensors
 from kvledger.engine.transformers_model import kv_cache_layout
@@ -18,8 +18,8 @@ def one_group(spec: KVCacheSpec, *names: str) -> KVCacheConfig:
     return KVCacheConfig(BLOCKS, (KVCacheGroupSpec(names or ("a", "b"), spec),))
 
 
-def copy(pool: BlockPool, source: int, target: int, group_id: int = 0) -> BlockCopy:
-    return BlockCopy(group_id, pool.blocks[source], pool.blocks[target])
+def copy(source: int, target: int, group_id: int = 0) -> BlockCopy:
+    return BlockCopy(group_id, source, target)
 
 
 def test_layers_of_different_groups_share_buffers_as_the_plan_lays_them_out() -> None:
@@ -74,10 +74,9 @@ def test_copies_are_made_in_their_order_and_for_their_group_only() -> None:
     windowed = SlidingWindowSpec(2, 1, 4, dtype="float32", sliding_window=3)
     groups = (KVCacheGroupSpec(("a", "b"), full), KVCacheGroupSpec(("c",), windowed))
     tensors = KVTensors(KVCacheConfig(BLOCKS, groups))
-    pool = BlockPool(BLOCKS)
     for block_id in range(BLOCKS):
         tensors.layers["a"].pages[block_id] = tensors.layers["b"].pages[block_id] = float(block_id)
-    tensors.copy_blocks([copy(pool, 1, 2), copy(pool, 2, 3), copy(pool, 1, 4, group_id=1)])
+    tensors.copy_blocks([copy(1, 2), copy(2, 3), copy(1, 4, group_id=1)])
     assert tensors.layers["a"].pages[:, 0, 0, 0].tolist() == [0, 1, 1, 1, 1]
     # Group 1 has no second layer, so the second buffer has nothing of it.
     assert tensors.layers["b"].pages[:, 0, 0, 0].tolist() == [0, 1, 1, 1, 4]

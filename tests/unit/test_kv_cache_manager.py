@@ -550,7 +550,7 @@ def test_a_copy_can_be_released_once() -> None:
     refuses(
         manager,
         KVLedgerError,
-        "an end of no copy",
+        "no copy under way",
         lambda: manager.release_block_copies(copies),
     )
 

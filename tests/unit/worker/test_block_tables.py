@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 from librt.vecs import append
 
-from kvledger import KVCacheSpec
+from kvledger import KVCacheSpec, pack_tokens
+from kvledger.core.requests.tokens import TokenBuffer
 from kvledger.core.tables import NO_SLOT, BlockTables
 from kvledger.errors import BlockError, ConfigError, RequestError, UnknownRequestError
 from kvledger.scheduler import NewRequestData, SchedulerOutput
 from tests.groups import chunked, cross, full, groups_of, ring, state, window
-from tests.helpers import other, request
+from tests.helpers import other
 from tests.tables import Stack
 
 # A block that a running request got: its group, its place in the row, its id.
@@ -36,7 +37,8 @@ def step(
         output.request_ids.append(request_id)
     for request_id, block_ids in (new or {}).items():
         output.request_ids.append(request_id)
-        output.new_requests.append(NewRequestData(request(request_id, 4), block_ids, 0))
+        tokens = TokenBuffer(pack_tokens([0, 1, 2, 3]))
+        output.new_requests.append(NewRequestData(request_id, block_ids, 0, tokens, 4, 4))
     output.preempted_request_ids = list(preempted)
     output.finished_request_ids = list(finished)
     return output

@@ -14,6 +14,7 @@ from typing import Final
 
 from mypy_extensions import i32, mypyc_attr
 
+from kvledger.core.record import refuse_copy
 from kvledger.errors import BlockError, OutOfBlocksError, require
 
 # Link value of a block that is not in the queue.
@@ -39,6 +40,9 @@ class KVCacheBlock:
         self.free_call: i32 = 0
         # The ghost index's number of the call that cached this content: blocks of one call stand in one sequence.
         self.cached_call: i32 = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise refuse_copy(self, "send block_id")
 
     @property
     def is_null(self) -> bool:

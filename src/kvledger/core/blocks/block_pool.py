@@ -18,12 +18,13 @@ from kvledger.core.blocks.block import FreeKVCacheBlockQueue, KVCacheBlock, make
 from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
 from kvledger.core.blocks.prefix_index import PrefixIndex
+from kvledger.core.record import Record
 from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import BlockError, OutOfBlocksError, require, wrong_value
 
 
 @dataclass(frozen=True)
-class PoolOccupancy:
+class PoolOccupancy(Record):
     """Where the usable blocks are; the three sum to them. "Usage is low but hits drop" is `cached` shrinking."""
 
     live: int  # held by requests

@@ -15,6 +15,7 @@ from math import log
 from typing import Final
 
 from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.record import Record
 from kvledger.errors import require, wrong_value
 
 # Accesses of a block that are remembered: its last ones.
@@ -23,8 +24,10 @@ MAX_ACCESSES: Final = 4
 MAX_ENDS: Final = 100_000
 
 
-class BlockStay:
+class BlockStay(Record):
     """A sampled block that was handed out again. All in seconds; `reuse_gaps`: between its last hits."""
+
+    __match_args__ = ("lifetime", "idle", "reuse_gaps")
 
     def __init__(self, lifetime: float, idle: float, reuse_gaps: list[float]) -> None:
         self.lifetime: Final = lifetime

@@ -5,6 +5,7 @@ from typing import Final
 from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.record import Record, refuse_copy
 
 
 @mypyc_attr(acyclic=True)
@@ -13,6 +14,12 @@ class KVCacheBlocks:
 
     def __init__(self, blocks: list[list[KVCacheBlock]]) -> None:
         self.blocks: Final = blocks
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise refuse_copy(self, "send get_block_ids()")
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlocks{self.get_block_ids()}"
 
     def is_empty(self) -> bool:
         return all(not group for group in self.blocks)
@@ -52,6 +59,12 @@ class PrefixHit:
         self.age: Final[i64] = age
         self.hashes: Final = hashes
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise refuse_copy(self, "send num_tokens, or blocks.get_block_ids()")
+
+    def __repr__(self) -> str:
+        return f"PrefixHit({self.num_tokens} tokens, {self.blocks!r}, limiting_group={self.limiting_group})"
+
     def with_blocks(self, blocks: list[list[KVCacheBlock]], num_tokens: int) -> "PrefixHit":
         """The same find with fewer blocks, for so many of its tokens."""
         return PrefixHit(
@@ -66,13 +79,15 @@ class PrefixHit:
 
 
 @mypyc_attr(acyclic=True)
-class AdmissionRule:
+class AdmissionRule(Record):
     """What allocate_slots asks of a request that is not running yet.
 
     `full_sequence_must_fit`: all its tokens must fit now, not only this step's chunk, or prefills that were let in one
     chunk at a time preempt each other for ever (vllm-project/vllm#37307). `reserved_blocks`: free blocks that other
     requests in flight count on. `has_scheduled_requests`: others run, so the watermark applies.
     """
+
+    __match_args__ = ("full_sequence_must_fit", "reserved_blocks", "has_scheduled_requests")
 
     def __init__(
         self, full_sequence_must_fit: bool = True, reserved_blocks: int = 0, has_scheduled_requests: bool = True
@@ -83,7 +98,7 @@ class AdmissionRule:
 
 
 @mypyc_attr(acyclic=True)
-class BlockShortage:
+class BlockShortage(Record):
     """Why allocate_slots returned None: num_needed + num_watermark > num_free - num_reserved, in blocks.
 
     `is_whole_sequence`: the blocks were counted for all tokens of the request (AdmissionRule.full_sequence_must_fit),
@@ -91,6 +106,17 @@ class BlockShortage:
     num_free are those that other loads would leave, even if nothing else were held. Otherwise, num_needed beyond the
     whole pool means: not in this step, which itself writes the hit.
     """
+
+    __match_args__ = (
+        "request_id",
+        "num_needed",
+        "num_free",
+        "num_watermark",
+        "num_reserved",
+        "is_whole_sequence",
+        "is_host_pool",
+        "is_beside_loads",
+    )
 
     def __init__(
         self,
@@ -127,10 +153,12 @@ class BlockShortage:
 
 
 @mypyc_attr(acyclic=True)
-class GroupOccupancy:
+class GroupOccupancy(Record):
     """One group at a moment. `num_held`: blocks that requests hold, shared ones once; `num_null`: entries of their
     tables that hold none, because their tokens are read no more; `num_cached`: different prefixes that can be hit.
     """
+
+    __match_args__ = ("num_held", "num_null", "num_cached")
 
     def __init__(self, num_held: int, num_null: int, num_cached: int) -> None:
         self.num_held: Final = num_held

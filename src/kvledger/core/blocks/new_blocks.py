@@ -12,10 +12,11 @@ from librt.vecs import append, vec
 from mypy_extensions import i32, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.record import Record
 
 
 @mypyc_attr(acyclic=True)
-class NewBlocks:
+class NewBlocks(Record):
     """Entries in the order of `rows` (indexes into the requests that they were asked for), then groups, positions."""
 
     def __init__(self) -> None:
@@ -27,6 +28,14 @@ class NewBlocks:
 
     def __len__(self) -> int:
         return len(self.block_ids)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _make_new_blocks, (list(self.rows), list(self.groups), list(self.positions), list(self.block_ids))
+
+    def __repr__(self) -> str:
+        entries = zip(self.rows, self.groups, self.positions, self.block_ids, strict=True)
+        texts = [f"row {row} group {group} [{position}] = {block}" for row, group, position, block in entries]
+        return f"NewBlocks({'; '.join(texts)})"
 
     def add(self, row: i32, group_id: i32, blocks: list[KVCacheBlock], num_held: i32) -> None:
         """Adds what that request got in that group: the last of the num_held blocks that it holds there now."""
@@ -66,10 +75,21 @@ class NewBlocks:
 
 
 @mypyc_attr(acyclic=True)
-class RunningSlots:
+class RunningSlots(Record):
     """What allocate_running did: the first num_allocated requests have their slots, and new_blocks is what that brought
     (its rows are indexes into the requests). The next one, if any, did not fit."""
+
+    __match_args__ = ("num_allocated", "new_blocks")
 
     def __init__(self, num_allocated: int, new_blocks: NewBlocks) -> None:
         self.num_allocated: Final = num_allocated
         self.new_blocks: Final = new_blocks
+
+
+def _make_new_blocks(rows: list[i32], groups: list[i32], positions: list[i32], block_ids: list[i32]) -> NewBlocks:
+    new_blocks = NewBlocks()
+    new_blocks.rows = vec[i32](rows)
+    new_blocks.groups = vec[i32](groups)
+    new_blocks.positions = vec[i32](positions)
+    new_blocks.block_ids = vec[i32](block_ids)
+    return new_blocks

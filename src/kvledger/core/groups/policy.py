@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from kvledger.core.record import Record
+
 
 @dataclass(frozen=True)
-class DraftRule:
+class DraftRule(Record):
     """Speculative decoding with a draft model that keeps KV values of its own (EAGLE, MTP).
 
     The draft reads `num_lookahead_tokens` tokens behind the one that it computes: 1 for one draft module;

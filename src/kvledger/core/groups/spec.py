@@ -22,6 +22,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from kvledger.core.record import Record
 from kvledger.core.units import MAX_COUNT, cdiv, dtype_bytes, require_not_negative, require_positive, round_up
 from kvledger.errors import wrong_value
 
@@ -47,7 +48,7 @@ def windowed_blocks(reach_tokens: int, block_size: int, max_model_len: int, max_
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class KVCacheSpec:
+class KVCacheSpec(Record):
     """One layer's share of the KV cache. `block_size`: tokens per block."""
 
     block_size: int
@@ -387,7 +388,7 @@ class MambaSpec(KVCacheSpec):
 
 
 @dataclass(frozen=True)
-class KVCacheGroupSpec:
+class KVCacheGroupSpec(Record):
     """Layers that share one block table: the same blocks, ids and lengths for all of them.
 
     `layer_specs` is empty when every layer has `spec`. Layers that need the same blocks but differ in page bytes (a
@@ -423,7 +424,7 @@ class KVCacheGroupSpec:
 
 
 @dataclass(frozen=True)
-class KVCacheConfig:
+class KVCacheConfig(Record):
     """The pool and how it is shared out. `num_blocks` counts the null block, so num_blocks - 1 can hold tokens."""
 
     num_blocks: int

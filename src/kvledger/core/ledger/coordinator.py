@@ -12,10 +12,9 @@ from mypy_extensions import i32, i64
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool
-from kvledger.core.blocks.holds import BlockCopies
+from kvledger.core.blocks.holds import BlockCopies, OutsideHolds
 from kvledger.core.blocks.kv_cache_blocks import GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.core.blocks.new_blocks import NewBlocks
-from kvledger.core.blocks.outside_holds import OutsideHolds
 from kvledger.core.groups.base import NEVER, GroupBlocks, ManagerContext, SingleTypeKVCacheManager
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import KVCacheConfig

@@ -3,10 +3,11 @@
 from typing import Final
 
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
+from kvledger.core.record import Record
 from kvledger.core.requests.request import Request
 
 
-class PrefixCacheStats:
+class PrefixCacheStats(Record):
     """Lookups of requests that were preempted before are counted apart: finding one's own blocks is no reuse.
 
     `limited[group]`: lookups that this group kept from being longer; `lost[group]`: tokens behind these hits that the

@@ -10,10 +10,11 @@ current).
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Final, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from mypy_extensions import i64
 
+from kvledger.core.record import Record
 from kvledger.core.requests.tokens import TokenBuffer, pack_tokens
 from kvledger.core.units import whole_number
 from kvledger.errors import RequestError
@@ -33,8 +34,10 @@ class RequestStatus(Enum):
     FINISHED_ERROR = "finished: error"
 
 
-class Adapter:
+class Adapter(Record):
     """Identity of a LoRA adapter as loaded. `generation` counts reloads in place: new weights, new identity."""
+
+    __match_args__ = ("name", "adapter_id", "generation")
 
     def __init__(self, name: str, adapter_id: int, generation: int = 0) -> None:
         self.name: Final = name
@@ -42,8 +45,10 @@ class Adapter:
         self.generation: Final = generation
 
 
-class MultiModalItem:
+class MultiModalItem(Record):
     """An image, audio clip, ... whose embeddings stand in for placeholder tokens [start, start + num_tokens)."""
+
+    __match_args__ = ("content_hash", "start", "num_tokens")
 
     def __init__(self, content_hash: str, start: int, num_tokens: int) -> None:
         if not content_hash:
@@ -52,7 +57,12 @@ class MultiModalItem:
             raise RequestError(f"multimodal item at start={start} with num_tokens={num_tokens}: not a range of tokens")
         self.content_hash: Final = content_hash
         self.start: Final = start
-        self.end: Final = start + num_tokens
+        self.num_tokens: Final = num_tokens
+
+    @property
+    def end(self) -> int:
+        """Where it ends, one behind its last token."""
+        return self.start + self.num_tokens
 
 
 def _place(item: MultiModalItem) -> tuple[int, int, str]:
@@ -135,6 +145,46 @@ class Request:
         # The first step that could have scheduled it since it came, or since it was preempted.
         self.waiting_since_step: int = 0
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy knows no ledger: it says nothing about blocks, and asks the one that it is given to."""
+        arguments = {
+            "max_tokens": self.max_tokens,
+            "stop_token_ids": self.stop_token_ids,
+            "priority": self.priority,
+            "arrival_time": self.arrival_time,
+            "adapter": self.adapter,
+            "cache_salt": self.cache_salt,
+            "multimodal": self.multimodal,
+            "skip_prefix_lookup": self.skip_prefix_lookup,
+            "num_encoder_tokens": self.num_encoder_tokens,
+            "sampling_params": self.sampling_params,
+        }
+        state = {
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "status": self.status,
+            "num_computed_tokens": self.num_computed_tokens,
+            "num_in_flight_tokens": self.num_in_flight_tokens,
+            "num_output_placeholders": self.num_output_placeholders,
+            "num_stale_tokens": self.num_stale_tokens,
+            "drops_stale_output": self.drops_stale_output,
+            "is_prefill_chunk": self.is_prefill_chunk,
+            "draft_token_ids": list(self.draft_token_ids),
+            "num_preemptions": self.num_preemptions,
+            "shared_prefix_boundary": self.shared_prefix_boundary,
+            "block_hashes": list(self.block_hashes),
+            "hash_block_size": self.hash_block_size,
+            "hash_epoch": self.hash_epoch,
+            "num_computed_before": self.num_computed_before,
+            "waiting_since_step": self.waiting_since_step,
+        }
+        return _make_request, (self.request_id, self.tokens.packed(), arguments), state
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.value}, {self.num_prompt_tokens} prompt and "
+            f"{self.num_output_tokens} output tokens, {self.num_computed_tokens} computed)"
+        )
+
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
@@ -206,3 +256,8 @@ class Request:
         num_named = num_tokens - self.hash_lookahead
         num_hashes = num_named // self.hash_block_size if self.hash_block_size > 0 and num_named > 0 else 0
         self.block_hashes = self.block_hashes[:num_hashes]
+
+
+def _make_request(request_id: str, tokens: bytes, arguments: dict[str, Any]) -> Request:
+    """A request with these packed tokens, of which its state then says how many are the prompt's."""
+    return Request(request_id, tokens, **arguments)

@@ -114,6 +114,9 @@ class TokenBuffer:
     def __len__(self) -> int:
         return self._num_head + len(self._tail)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenBuffer, (self.packed(),)
+
     def append(self, token_id: int) -> None:
         """Adds one token id. RequestError if it is not in 0 .. 2**32 - 1."""
         if not IS_COMPILED and not isinstance(token_id, int):

@@ -50,6 +50,55 @@ class RequestAccount:
         self._waiting_since_step: int = 0
         self._waiting_since: float = 0.0
 
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_external_tokens": self.num_external_tokens,
+            "num_lost_tokens": self.num_lost_tokens,
+            "num_blocks_peak": self.num_blocks_peak,
+            "num_steps_waited": self.num_steps_waited,
+            "seconds_waited": self.seconds_waited,
+            "num_drafts_accepted": self.num_drafts_accepted,
+            "num_drafts_rejected": self.num_drafts_rejected,
+            "_num_computed": self._num_computed,
+            "_num_recomputed": self._num_recomputed,
+            "_start": self._start,
+            "_num_local": self._num_local,
+            "_is_waiting": self._is_waiting,
+            "_waiting_since_step": self._waiting_since_step,
+            "_waiting_since": self._waiting_since,
+        }
+        return RequestAccount, (self.request,), state
+
+    def __eq__(self, other: object) -> bool:
+        """The same figures of a request of the same id, wherever the account is."""
+        return isinstance(other, RequestAccount) and self.as_dict() == other.as_dict()
+
+    def __hash__(self) -> int:
+        return hash(self.request_id)
+
+    def __repr__(self) -> str:
+        texts = [f"{name}={value!r}" for name, value in self.as_dict().items()]
+        return f"RequestAccount({', '.join(texts)})"
+
+    def as_dict(self) -> dict[str, object]:
+        """Every figure under its name."""
+        return {
+            "request_id": self.request_id,
+            "finish": self.finish,
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_external_tokens": self.num_external_tokens,
+            "num_computed_tokens": self.num_computed_tokens,
+            "num_recomputed_tokens": self.num_recomputed_tokens,
+            "num_lost_tokens": self.num_lost_tokens,
+            "num_preemptions": self.num_preemptions,
+            "num_blocks_peak": self.num_blocks_peak,
+            "num_steps_waited": self.num_steps_waited,
+            "seconds_waited": self.seconds_waited,
+            "num_drafts_accepted": self.num_drafts_accepted,
+            "num_drafts_rejected": self.num_drafts_rejected,
+        }
+
     @property
     def request_id(self) -> str:
         return self.request.request_id

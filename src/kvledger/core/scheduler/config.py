@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from kvledger.core.record import Record
 from kvledger.core.units import MAX_COUNT, require_not_negative, require_positive
 from kvledger.errors import wrong_value
 
@@ -13,7 +14,7 @@ class SchedulingPolicy(Enum):
 
 
 @dataclass(frozen=True)
-class SchedulerConfig:
+class SchedulerConfig(Record):
     """Names and meanings are vLLM's.
 
     `max_num_seqs`: requests that run at a time. `max_num_batched_tokens`: tokens of one step. `policy`: FCFS, or

@@ -13,12 +13,15 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from kvledger.core.record import Record
 from kvledger.core.requests.request import Request
 from kvledger.errors import RequestError
 
 
-class ExternalHit:
+class ExternalHit(Record):
     """`num_tokens` beyond the local hit that the source can deliver; `asynchronous`: it takes longer than a step."""
+
+    __match_args__ = ("num_tokens", "asynchronous")
 
     def __init__(self, num_tokens: int, asynchronous: bool = False) -> None:
         if num_tokens < 0:

@@ -11,22 +11,46 @@ from mypy_extensions import i32, mypyc_attr
 
 from kvledger.core.blocks.holds import BlockCopy
 from kvledger.core.blocks.new_blocks import NewBlocks
+from kvledger.core.record import Record
 from kvledger.core.requests.request import Request, RequestStatus
+from kvledger.core.requests.tokens import TokenBuffer
 from kvledger.errors import RequestTooLargeError
 
 
 @mypyc_attr(acyclic=True)
-class NewRequestData:
+class NewRequestData(Record):
     """A request that the workers do not know (any more): first scheduled, resumed after preemption, or forked."""
 
-    def __init__(self, request: Request, block_ids: tuple[list[int], ...], num_computed_tokens: int) -> None:
-        self.request_id: Final = request.request_id
+    def __init__(
+        self,
+        request_id: str,
+        block_ids: tuple[list[int], ...],
+        num_computed_tokens: int,
+        tokens: TokenBuffer,
+        num_tokens: int,
+        num_prompt_tokens: int,
+        sampling_params: object | None = None,
+    ) -> None:
+        self.request_id: Final = request_id
         self.block_ids: Final = block_ids
         self.num_computed_tokens: Final = num_computed_tokens
-        self.num_tokens: Final = request.num_tokens
-        self.num_prompt_tokens: Final = request.num_prompt_tokens
-        self.sampling_params: Final = request.sampling_params
-        self._tokens: Final = request.tokens
+        self.num_tokens: Final = num_tokens
+        self.num_prompt_tokens: Final = num_prompt_tokens
+        self.sampling_params: Final = sampling_params
+        self._tokens: Final = tokens
+
+    def __reduce__(self) -> tuple[object, ...]:
+        tokens = self._tokens.pack(0, self.num_tokens)
+        return _make_new_request_data, (
+            *(self.request_id, self.block_ids, self.num_computed_tokens, tokens),
+            *(self.num_prompt_tokens, self.sampling_params),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"NewRequestData({self.request_id!r}, block_ids={self.block_ids}, {self.num_tokens} tokens, "
+            f"{self.num_computed_tokens} computed)"
+        )
 
     @property
     def token_ids(self) -> list[int]:
@@ -34,12 +58,14 @@ class NewRequestData:
         return self._tokens.token_ids(0, self.num_tokens)
 
 
-class SchedulerOutput:
+class SchedulerOutput(Record):
     """One step. Parallel rows over the scheduled requests: first the running ones, then the new and resumed ones.
 
     request_ids[i] computes num_scheduled_tokens[i] tokens from num_computed_tokens[i] on; both are int32 arrays that
     numpy sees without a copy: numpy.asarray(output.num_computed_tokens). The *_by_request methods say the same in
     dictionaries, for tests and tools. Read only.
+
+    A copy has all that workers need. It is not the step itself: update_from_output takes the one that schedule() gave.
     """
 
     def __init__(self, step: int, num_groups: int) -> None:
@@ -62,8 +88,30 @@ class SchedulerOutput:
         self.errors: dict[str, RequestTooLargeError] = {}
         # To be made before the step computes.
         self.block_copies: list[BlockCopy] = []
-        # request_ids resolved, for the scheduler when the step comes back.
+        # request_ids resolved, for the scheduler when the step comes back. Copies have none.
         self.requests: list[Request] = []
+
+    def __reduce__(self) -> tuple[object, ...]:
+        rows = (self.request_ids, list(self.num_scheduled_tokens), list(self.num_computed_tokens))
+        # Errors are told apart by identity, their texts are not.
+        errors = {request_id: str(error) for request_id, error in self.errors.items()}
+        state = {
+            "new_blocks": self.new_blocks,
+            "new_requests": self.new_requests,
+            "draft_token_ids": self.draft_token_ids,
+            "total_num_scheduled_tokens": self.total_num_scheduled_tokens,
+            "total_num_computed_tokens": self.total_num_computed_tokens,
+            "preempted_request_ids": self.preempted_request_ids,
+            "finished_request_ids": self.finished_request_ids,
+            "block_copies": self.block_copies,
+        }
+        return _make_output, (self.step, self.num_groups, *rows, errors), state
+
+    def __repr__(self) -> str:
+        return (
+            f"SchedulerOutput(step={self.step}, scheduled={self.num_tokens_by_request()}, new={self.new_requests!r}, "
+            f"preempted={self.preempted_request_ids}, finished={self.finished_request_ids})"
+        )
 
     def count_prompt_tokens(self) -> int:
         """Tokens of prompts that the step computes, for the first time or again. O(requests)."""
@@ -94,8 +142,10 @@ class SchedulerOutput:
 
 
 @mypyc_attr(acyclic=True)
-class RequestOutput:
+class RequestOutput(Record):
     """Tokens that a step added to a request; `finish` is its final status, or None while it goes on."""
+
+    __match_args__ = ("request_id", "new_token_ids", "finish")
 
     def __init__(self, request_id: str, new_token_ids: list[int], finish: RequestStatus | None) -> None:
         self.request_id: Final = request_id
@@ -104,7 +154,7 @@ class RequestOutput:
 
 
 @mypyc_attr(acyclic=True)
-class StepEnd:
+class StepEnd(Record):
     """What became of a step that came back with one token a row, as update_from_tokens does.
 
     `finished`: the requests that it ended. `dropped_rows`: rows whose token counts for nothing, because the request had
@@ -114,3 +164,34 @@ class StepEnd:
     def __init__(self) -> None:
         self.finished: list[RequestOutput] = []
         self.dropped_rows: list[int] = []
+
+
+def _make_new_request_data(
+    request_id: str,
+    block_ids: tuple[list[int], ...],
+    num_computed_tokens: int,
+    packed_tokens: bytes,
+    num_prompt_tokens: int,
+    sampling_params: object | None,
+) -> NewRequestData:
+    tokens = TokenBuffer(packed_tokens)
+    num_tokens = len(tokens)
+    return NewRequestData(
+        request_id, block_ids, num_computed_tokens, tokens, num_tokens, num_prompt_tokens, sampling_params
+    )
+
+
+def _make_output(
+    step: int,
+    num_groups: int,
+    request_ids: list[str],
+    num_scheduled_tokens: list[i32],
+    num_computed_tokens: list[i32],
+    errors: dict[str, str],
+) -> SchedulerOutput:
+    output = SchedulerOutput(step, num_groups)
+    output.request_ids = request_ids
+    output.num_scheduled_tokens = vec[i32](num_scheduled_tokens)
+    output.num_computed_tokens = vec[i32](num_computed_tokens)
+    output.errors = {request_id: RequestTooLargeError(text) for request_id, text in errors.items()}
+    return output

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvledger.core.blocks.block_pool import PoolOccupancy
+from kvledger.core.record import Record
 from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.core.scheduler.scheduler import Scheduler
 from kvledger.core.scheduler.wait_reason import WaitExplanation, WaitReason
@@ -19,8 +20,10 @@ from kvledger.core.units import require_not_negative, require_positive
 from kvledger.errors import StallError
 
 
-class StallReport:
+class StallReport(Record):
     """No progress in the num_steps steps up to `step`; why, request by request, and where the blocks are."""
+
+    __match_args__ = ("step", "num_steps", "waiting", "occupancy", "num_orphaned")
 
     def __init__(
         self, step: int, num_steps: int, waiting: list[WaitExplanation], occupancy: PoolOccupancy, num_orphaned: int

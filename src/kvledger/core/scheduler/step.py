@@ -31,7 +31,16 @@ class StepBuilder:
 
     def add_new(self, request: Request, num_tokens: int, blocks: KVCacheBlocks) -> None:
         """Schedules a request that the workers do not know, with all its blocks."""
-        self.output.new_requests.append(NewRequestData(request, blocks.get_block_ids(), request.num_computed_tokens))
+        data = NewRequestData(
+            request.request_id,
+            blocks.get_block_ids(),
+            request.num_computed_tokens,
+            request.tokens,
+            request.num_tokens,
+            request.num_prompt_tokens,
+            request.sampling_params,
+        )
+        self.output.new_requests.append(data)
         self.add(request, num_tokens)
 
     def remove(self, request: Request) -> bool:

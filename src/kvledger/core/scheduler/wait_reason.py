@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvledger.core.blocks.kv_cache_blocks import BlockShortage
+from kvledger.core.record import Record
 
 
 class WaitReason(Enum):
@@ -37,7 +38,7 @@ class WaitReason(Enum):
 
 
 @dataclass(frozen=True)
-class WaitExplanation:
+class WaitExplanation(Record):
     """Why request_id got no tokens in step `step`, as that step decided it.
 
     `since_step`: the first step that passed it over since it came, ran, or was preempted. `num_ahead`: requests that

@@ -9,6 +9,7 @@ prompt of that length can hit, whatever is cached.
 from dataclasses import dataclass
 from typing import Final
 
+from kvledger.core.record import Record
 from kvledger.core.units import require_positive
 from kvledger.errors import wrong_value
 
@@ -22,7 +23,7 @@ def curve_blocks(point: int) -> int:
 
 
 @dataclass(frozen=True)
-class MissConfig:
+class MissConfig(Record):
     """Bounds of what is remembered to explain misses.
 
     `max_evicted_blocks`: evictions, 9 to 15 bytes each where prompts are long, 110 where every block stands alone.
@@ -45,7 +46,7 @@ class MissConfig:
             require_positive(field, value)
 
 
-class PromptSplit:
+class PromptSplit(Record):
     """Tokens by where they come from."""
 
     def __init__(self) -> None:
@@ -119,35 +120,43 @@ class PromptSplit:
         return sum(self.as_dict().values())
 
 
-class PromptAccount:
+class PromptAccount(Record):
     """One admitted request. `is_resumed`: it was preempted before, so its prompt is all that it had generated as well.
 
     `num_blocks_short`: blocks that the pool needed more to keep all of `split.evicted`. `limiting_group`: the group
     behind `split.limited_by_group`, or -1.
     """
 
+    __match_args__ = ("request_id", "num_tokens", "is_resumed")
+
     def __init__(self, request_id: str, num_tokens: int, is_resumed: bool) -> None:
         self.request_id: Final = request_id
         self.num_tokens: Final = num_tokens
         self.is_resumed: Final = is_resumed
-        self.split: Final = PromptSplit()
+        self.split: PromptSplit = PromptSplit()
         self.num_blocks_short: int = 0
         self.limiting_group: int = -1
 
 
-class MissTotals:
+class MissTotals(Record):
     """Sums over requests. `tokens_kept_by[k]`: evicted tokens that curve_blocks(k) more blocks are enough to keep, and
     curve_blocks(k - 1) are not known to be.
 
     `limited[group]`: tokens of split.limited_by_group for each group.
     """
 
+    __match_args__ = ("num_groups",)
+
     def __init__(self, num_groups: int) -> None:
         self.num_requests: int = 0
         self.num_tokens: int = 0
-        self.split: Final = PromptSplit()
-        self.limited: Final = [0] * num_groups
-        self.tokens_kept_by: Final = [0] * NUM_CURVE_POINTS
+        self.split: PromptSplit = PromptSplit()
+        self.limited: list[int] = [0] * num_groups
+        self.tokens_kept_by: list[int] = [0] * NUM_CURVE_POINTS
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.limited)
 
     def add(self, account: PromptAccount) -> None:
         """Counts one request; tokens_kept_by is the caller's to raise."""
