@@ -4,12 +4,14 @@ A field is None where the user says nothing, so that a log, a plan or a command'
 themselves stand in kvledger.plan.options.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from typer import Option
 
 from kvledger.cli.numbers import parse_bytes, parse_length, parse_number, parse_whole
+from kvledger.errors import wrong_value
 
 if TYPE_CHECKING:
     # What plans is imported when a plan is asked for, so that --help stays quick.
@@ -40,6 +42,19 @@ def switch(help_text: str, *names: str) -> Any:
 def measured(help_text: str) -> Any:
     """A size in GiB that the user knows."""
     return Option(parser=parse_number, metavar="N", help=help_text, rich_help_panel=CARD)
+
+
+def json_object(option: str, text: str) -> Mapping[str, object]:
+    """ConfigError where the text is no JSON object."""
+    import json
+
+    try:
+        value: object = json.loads(text)
+    except ValueError as error:
+        raise wrong_value(option, text, f"not JSON ({error})", 'give an object like {"field": 1}') from None
+    if not isinstance(value, Mapping):
+        raise wrong_value(option, text, "not a JSON object", 'give one like {"field": 1}')
+    return value
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,9 @@ class PlannedEngineOptions:
         int | None, whole("Stages of layers.", "--pipeline-parallel-size", "--pp", "-pp")
     ] = None
     pp_layer_partition: Annotated[str | None, words("Layers of each stage: 16,32.")] = None
+    prefill_context_parallel_size: Annotated[
+        int | None, whole("Ranks that share a prompt's tokens.", "--prefill-context-parallel-size", "--pcp", "-pcp")
+    ] = None
     data_parallel_size: Annotated[int | None, whole("Replicas.", "--data-parallel-size", "--dp", "-dp")] = None
     decode_context_parallel_size: Annotated[
         int | None, whole("Ranks that share a request's tokens.", "--decode-context-parallel-size", "--dcp", "-dcp")
@@ -101,9 +119,26 @@ class PlannedEngineOptions:
             "--prefix-caching/--no-prefix-caching",
         ),
     ] = None
+    enable_chunked_prefill: Annotated[bool | None, switch("Long prompts over several steps. Default: yes.")] = None
+    performance_mode: Annotated[
+        str | None, words("balanced, interactivity or throughput, which doubles batches. Default: balanced.")
+    ] = None
     disable_hybrid_kv_cache_manager: Annotated[bool | None, switch("Store windowed layers like full ones.")] = None
     async_scheduling: Annotated[bool | None, switch("Prepare a step during the last one. Default: yes.")] = None
     enforce_eager: Annotated[bool | None, switch("No CUDA graphs.")] = None
+    optimization_level: Annotated[int | None, whole("0 to 3; 0 has no CUDA graphs.", "--optimization-level", "-O")] = (
+        None
+    )
+    compilation_config: Annotated[str | None, words("JSON; its cudagraph_mode is read.")] = None
+    attention_backend: Annotated[str | None, words("FLASH_ATTN, TRITON_ATTN, FLASHMLA, ... Default: by the card.")] = (
+        None
+    )
+    hf_overrides: Annotated[str | None, words("JSON: fields of config.json to replace.")] = None
+    allow_long_max_model_len: Annotated[
+        bool | None, switch("VLLM_ALLOW_LONG_MAX_MODEL_LEN: max_model_len may be longer than the config's.")
+    ] = None
+    mamba_cache_dtype: Annotated[str | None, words("Element type of convolution windows. Default: auto.")] = None
+    mamba_block_size: Annotated[int | None, whole("Tokens of a block of states, where nothing else is kept.")] = None
     mamba_ssm_cache_dtype: Annotated[str | None, words("Element type of recurrent states. Default: auto.")] = None
     quantization: Annotated[
         str | None,
@@ -147,6 +182,9 @@ class PlannedEngineOptions:
         values = {name: getattr(self, name) for name in self.given() if name in known}
         if self.pp_layer_partition is not None:
             values["pipeline_layers"] = parse_counts("--pp-layer-partition", self.pp_layer_partition)
+        if self.compilation_config is not None:
+            mode = json_object("--compilation-config", self.compilation_config).get("cudagraph_mode")
+            values["cudagraph_mode"] = "" if mode is None else str(mode)
         return EngineOptions(**values)
 
     def measured_memory(self) -> "MeasuredMemory":
@@ -163,7 +201,7 @@ class PlannedEngineOptions:
             other_bytes=size(self.other_gib),
         )
 
-    def asked(self, model: str | None, remarks: tuple[str, ...] = ()) -> "Asked":
+    def asked(self, model: str | None, remarks: tuple[str, ...] = (), unmodelled: tuple[str, ...] = ()) -> "Asked":
         """The question to the planner."""
         from kvledger.plan.ask import Asked
 
@@ -174,7 +212,9 @@ class PlannedEngineOptions:
             self.engine_options(),
             self.measured_memory(),
             remarks,
+            unmodelled,
             frozenset(self.given()),
+            {} if self.hf_overrides is None else json_object("--hf-overrides", self.hf_overrides),
         )
 
 

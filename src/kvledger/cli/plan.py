@@ -10,6 +10,7 @@ import typer
 
 from kvledger.cli.app import GroupedCommand, OptionsCommand
 from kvledger.cli.plan_options import PlanOptions
+from kvledger.errors import KVLedgerError
 
 if TYPE_CHECKING:
     # What plans is imported when a plan is asked for, so that --help stays quick.
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 
     from kvledger.plan.ask import Asked
     from kvledger.plan.logs import LogCheck
-    from kvledger.plan.plan import Plan
-    from kvledger.plan.refusal import Refusal
+    from kvledger.plan.plan import PlanRequest
 
+# Exit code with --strict.
+NOT_MODELLED = 3
 # Columns of the output where it goes to a file or a pipe.
 PIPE_WIDTH = 120
 
@@ -38,8 +40,9 @@ class PlanCommand(GroupedCommand):
             from kvledger.plan.command_line import parse_pasted
 
             split = args.index("--")
-            pasted = parse_pasted(args[split + 1 :])
+            pasted = parse_pasted(args[split + 1 :], release_of(args[:split]))
             remarks = [f"--remark={remark}" for remark in pasted.remarks]
+            remarks += [f"--unmodelled={remark}" for remark in pasted.unmodelled]
             args = [*pasted.arguments, *remarks, *args[:split]]
         return super().parse_args(ctx, args)
 
@@ -48,19 +51,42 @@ def register(app: typer.Typer) -> None:
     app.command("plan", cls=PlanCommand, help=HELP)(OptionsCommand("plan", PlanOptions, run))
 
 
+def release_of(args: list[str]) -> str:
+    """The --vllm-version among the words before the pasted ones."""
+    from kvledger.plan.versions import NEWEST_VERSION, version_rules
+
+    for place, word in enumerate(args):
+        if word == "--vllm-version" and args[place + 1 :]:
+            return version_rules(args[place + 1]).name
+        if word.startswith("--vllm-version="):
+            return version_rules(word.partition("=")[2]).name
+    return NEWEST_VERSION
+
+
 def run(options: PlanOptions) -> None:
-    """Answers one question. typer.Exit(1) when it does not fit or a log's number differs."""
-    options.validate()
-    asked = options.asked(options.model, tuple(options.remark or ()))
-    show = Show(options.prompt, options.output, options.layout == "best", options.explain, options.json)
-    if options.from_log is not None:
-        code = explain_log(asked, options.from_log, show)
-    elif options.sweep is not None:
-        code = print_sweep(asked, options.sweep, show)
-    else:
-        code = print_plan(asked, show)
+    """Answers one question. typer.Exit(1) when it does not fit or a log's number differs, typer.Exit(3) with --strict
+    when options were pasted that matter and are not modelled.
+    """
+    try:
+        code = answer_question(options)
+    except KVLedgerError:
+        for remark in (*(options.unmodelled or ()), *(options.remark or ())):
+            print(f"note: {remark}", file=sys.stderr)
+        raise
+    if options.strict and options.unmodelled:
+        code = NOT_MODELLED
     if code:
         raise typer.Exit(code)
+
+
+def answer_question(options: PlanOptions) -> int:
+    """Prints the answer; returns 0 when it fits and, for a log, agrees."""
+    options.validate()
+    asked = options.asked(options.model, tuple(options.remark or ()), tuple(options.unmodelled or ()))
+    show = Show(options.prompt, options.output, options.layout == "best", options.explain, options.json)
+    if options.from_log is not None:
+        return explain_log(asked, options.from_log, show)
+    return print_plan(asked, show) if options.sweep is None else print_sweep(asked, options.sweep, show)
 
 
 @dataclass(frozen=True)
@@ -76,22 +102,22 @@ class Show:
 
 def print_plan(asked: "Asked", show: Show) -> int:
     """Prints one plan; returns 0 when it fits and 1 when it does not."""
-    from kvledger.plan.ask import answer, build_request
+    from kvledger.plan.ask import build_request
 
-    return print_answer(answer(build_request(asked)), asked, show, ())
+    return print_answer(build_request(asked), asked, show, ())
 
 
 def explain_log(asked: "Asked", path: str, show: Show) -> int:
     """Prints what a start-up log says and what a plan gives for it; returns 1 when a number differs."""
     from kvledger.files.whole import read_whole
-    from kvledger.plan.ask import answer, asked_by_log, build_request
+    from kvledger.plan.ask import asked_by_log, build_request
     from kvledger.plan.logs import check_log, read_log
 
     facts = read_log(read_whole("--from-log", path).decode(errors="replace"))
     asked = asked_by_log(asked, facts)
     request = build_request(asked)
     checks = tuple(check_log(request, facts))
-    code = print_answer(answer(request), asked, show, checks)
+    code = print_answer(request, asked, show, checks)
     return code or int(not all(check.agrees for check in checks))
 
 
@@ -106,20 +132,25 @@ def terminal_width() -> int:
     return int(os.environ.get("COLUMNS") or 0) if (os.environ.get("COLUMNS") or "0").isdigit() else 0
 
 
-def print_answer(result: "Plan | Refusal", asked: "Asked", show: Show, checks: "tuple[LogCheck, ...]") -> int:
+def print_answer(request: "PlanRequest", asked: "Asked", show: Show, checks: "tuple[LogCheck, ...]") -> int:
+    from kvledger.plan.ask import answer
     from kvledger.plan.layout import compare_plan_layouts
     from kvledger.plan.refusal import Refusal
     from kvledger.plan.report import plan_report, refusal_text
-    from kvledger.plan.view import PlanView, error_object, holding_of, plan_object
+    from kvledger.plan.view import PlanView, holding_of, plan_object, refusal_object
 
+    result = answer(request)
     if isinstance(result, Refusal):
+        notes = (*request.facts.config.notes, *asked.remarks)
         if show.as_json:
-            print(json.dumps({"model": asked.model, "fits": False, "error": error_object(result)}))
+            print(json.dumps(refusal_object(asked.model, result, notes, asked.unmodelled)))
         else:
-            console().print(refusal_text(result))
+            console().print(refusal_text(result, notes, asked.unmodelled))
         return 1
     layouts = compare_plan_layouts(result) if show.layouts else None
-    view = PlanView(result, holding_of(result, show.prompt, show.output), layouts, checks, asked.remarks)
+    view = PlanView(
+        result, holding_of(result, show.prompt, show.output), layouts, checks, asked.remarks, asked.unmodelled
+    )
     if show.as_json:
         print(json.dumps(plan_object(view)))
     else:

@@ -41,8 +41,15 @@ class PlanOptions(PlannedEngineOptions):
     ] = "vllm"
     explain: Annotated[bool, Option("--explain", help="Every step with its numbers.", rich_help_panel=OUTPUT)] = False
     json: Annotated[bool, Option("--json", help="One JSON object.", rich_help_panel=OUTPUT)] = False
+    strict: Annotated[
+        bool,
+        Option(
+            "--strict", help="Exit code 3 when a pasted option matters and is not modelled.", rich_help_panel=OUTPUT
+        ),
+    ] = False
     # What reading a pasted command line found out.
     remark: Annotated[list[str] | None, Option(hidden=True)] = None
+    unmodelled: Annotated[list[str] | None, Option(hidden=True)] = None
 
     def validate(self) -> None:
         """ConfigError for the first option that is wrong."""

@@ -201,3 +201,15 @@ def read_config(name: str, source: str, root: JSON) -> ModelConfig:
     if not root:
         raise ConfigError(f"{name}: the config is empty; give the model's config.json")
     return ModelConfig(name, source, root, language_model(root))
+
+
+def with_overrides(config: ModelConfig, overrides: JSON) -> ModelConfig:
+    """The config with fields replaced as --hf-overrides does: nested configs field by field, everything else whole."""
+    root = {**config.root}
+    for name, value in overrides.items():
+        inner = root.get(name)
+        is_config = name.endswith("_config") and isinstance(inner, Mapping) and isinstance(value, Mapping)
+        root[name] = {**inner, **value} if is_config else value  # type: ignore[dict-item]
+    changed = replace(config, root=root, text=language_model(root))
+    changed.note("--hf-overrides: " + ", ".join(overrides))
+    return changed

@@ -33,8 +33,9 @@ class CacheSettings:
     """What an engine has decided for all layers.
 
     `cache_dtype`: element type of keys and values; `packed_latents`: the fp8 MLA kernel stores its packed format.
-    `state_block_size`, `state_page_padded` and `cache_mode` are for recurrent states; `checkpointing` names the kinds
-    of state whose kernel writes a checkpoint block of its own during prefill.
+    `state_block_size`, `state_page_padded`, `cache_mode`, `convolution_dtype` and `state_dtype` are for recurrent
+    states ("auto": the model's, or what the family fixes); `checkpointing` names the kinds of state whose kernel
+    writes a checkpoint block of its own during prefill.
     """
 
     block_size: int
@@ -47,6 +48,7 @@ class CacheSettings:
     state_block_size: int = 1
     state_page_padded: int = 0
     state_dtype: str = "auto"
+    convolution_dtype: str = "auto"
     checkpointing: frozenset[str] = frozenset()
 
 
@@ -139,6 +141,11 @@ class LatentCache(LayerCache):
         return MLAAttentionSpec(size, self.head_size, dtype, packed, compression, alignment)
 
 
+def convolved(settings: CacheSettings) -> str:
+    """The element type of convolution windows, which states have too unless they are told otherwise."""
+    return settings.model_dtype if settings.convolution_dtype == "auto" else settings.convolution_dtype
+
+
 @dataclass(frozen=True)
 class StateCache(LayerCache):
     """A recurrent state. `dtype` "auto": the model's, unless the engine is told otherwise."""
@@ -157,8 +164,7 @@ class StateCache(LayerCache):
 
     def dtypes(self, settings: CacheSettings) -> tuple[str, ...]:
         chosen = self.dtype if settings.state_dtype == "auto" else settings.state_dtype
-        recurrent = settings.model_dtype if chosen == "auto" else chosen
-        return (settings.model_dtype, recurrent)
+        return (convolved(settings), convolved(settings) if chosen == "auto" else chosen)
 
     def spec(self, settings: CacheSettings) -> KVCacheSpec:
         writes = self.kind in settings.checkpointing
@@ -262,7 +268,7 @@ class ShortConvState(StateCache):
         return ((self.conv_kernel - 1, share("conv_dim", self.channels, tensor_parallel_size)),)
 
     def dtypes(self, settings: CacheSettings) -> tuple[str, ...]:
-        return (settings.model_dtype,)
+        return (convolved(settings),)
 
 
 @dataclass(frozen=True)
@@ -278,7 +284,7 @@ class LinearAttentionState(StateCache):
         return ((share("num_attention_heads", self.num_heads, tensor_parallel_size), self.head_dim, self.head_dim),)
 
     def dtypes(self, settings: CacheSettings) -> tuple[str, ...]:
-        return (settings.model_dtype,)
+        return (convolved(settings),)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """What a user asked -> plans: one, a sweep over an option, or one for each end of a log's rounding."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from kvledger.errors import ConfigError, wrong_value
+from kvledger.models.config import with_overrides
 from kvledger.models.facts import model_facts
 from kvledger.models.sources import load_model
 from kvledger.plan.counts import parse_count, parse_length, parse_number
@@ -25,7 +26,8 @@ GIB = 1 << 30
 class Asked:
     """A question: model, cards (comma-separated), release, options, measured memory.
 
-    `given`: names of the options that the user gave, whatever their value.
+    `unmodelled`: options that matter and are not counted. `given`: names of those that the user gave, whatever their
+    value.
     """
 
     model: str | None
@@ -34,7 +36,9 @@ class Asked:
     options: EngineOptions
     measured: MeasuredMemory = NOTHING_MEASURED
     remarks: tuple[str, ...] = ()
+    unmodelled: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
+    hf_overrides: Mapping[str, object] = field(default_factory=dict)
 
 
 def build_request(asked: Asked) -> PlanRequest:
@@ -50,6 +54,8 @@ def build_request(asked: Asked) -> PlanRequest:
         problem = f"{len(names)} cards for {stages} pipeline stages"
         raise wrong_value("--gpu", asked.gpu, problem, "give one card, or one for each stage")
     config = load_model(asked.model)
+    if asked.hf_overrides:
+        config = with_overrides(config, asked.hf_overrides)
     if asked.gpu is None:
         config.note(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
     facts = model_facts(config)

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field, replace
 
 from kvledger.core.units import cdiv, round_up
 from kvledger.models.facts import ModelFacts, engine_dtype
-from kvledger.models.layers import CacheSettings, GatedDeltaNetState
+from kvledger.models.layers import AttentionCache, CacheSettings, GatedDeltaNetState
 from kvledger.plan.backends import HYBRID_MLA_STEP, Backend, NoBackendError, choose_backend, is_latent
 from kvledger.plan.gpus import GIB, Gpu
 from kvledger.plan.options import AUTO_LENGTH, EngineOptions
-from kvledger.plan.refusal import HEADS, NO_BACKEND, TOO_LONG, RefusedError
+from kvledger.plan.refusal import CONTEXT_RANKS, HEADS, NO_BACKEND, STATE_BLOCKS, TOO_LONG, RefusedError
 from kvledger.plan.versions import VersionRules, gdn_checkpoint_step
+
+# Classes that never hand the KV type to their attention.
+KEEPS_MODEL_DTYPE = ("falcon", "RefinedWeb", "RefinedWebModel")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
     """Settings of one engine. RefusedError when vLLM would not start with these options."""
     origins: dict[str, str] = {}
     check_heads(facts, options)
+    check_context_ranks(facts, options)
+    check_state_blocks(facts, options)
     length = model_length(facts, options, origins)
     dtype = engine_dtype(facts, options.dtype, gpu.compute_capability)
     origins["dtype"] = "--dtype" if options.dtype != "auto" else f"checkpoint ({facts.checkpoint_dtype})"
@@ -70,7 +75,7 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
     in_flight = batched * concurrent_batches(options)
     origins["max_in_flight_tokens"] = f"{concurrent_batches(options)} batches in flight * max_num_batched_tokens"
     try:
-        backend = choose_backend(facts, cache_dtype, gpu.compute_capability)
+        backend = choose_backend(facts, cache_dtype, gpu.compute_capability, options.attention_backend)
     except NoBackendError as error:
         raise RefusedError(NO_BACKEND, str(error)) from None
     cache = CacheSettings(
@@ -82,8 +87,9 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
         # vLLM reserves a whole batch of encoder tokens, not the encoder's own length.
         max_encoder_tokens=batched,
         cache_mode="align" if caching and facts.is_hybrid else "none",
-        state_block_size=length,
+        state_block_size=(options.mamba_block_size or length) if caching else length,
         state_dtype=options.mamba_ssm_cache_dtype,
+        convolution_dtype=options.mamba_cache_dtype,
         checkpointing=checkpointing_kinds(facts, gpu, rules, caching),
     )
     if facts.is_hybrid:
@@ -98,6 +104,53 @@ def check_heads(facts: ModelFacts, options: EngineOptions) -> None:
         raise RefusedError(
             HEADS, f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ranks})."
         )
+    for kv_heads in sorted({cache.num_kv_heads for cache in attention_caches(facts)}):
+        # Fewer heads than ranks are copied, so that each rank has one.
+        if max(kv_heads, ranks) % min(kv_heads, ranks):
+            raise RefusedError(
+                HEADS,
+                f"{kv_heads} KV heads cannot be shared by tensor parallel size ({ranks}): vLLM asserts that one is a "
+                "multiple of the other.",
+            )
+
+
+def attention_caches(facts: ModelFacts) -> list[AttentionCache]:
+    """Of the layers that keep keys and values of heads."""
+    return [layer.cache for layer in facts.layers if isinstance(layer.cache, AttentionCache)]
+
+
+def check_context_ranks(facts: ModelFacts, options: EngineOptions) -> None:
+    """Ranks that share the tokens of a request: those that would hold copies of the same KV heads."""
+    ranks, decode = options.tensor_parallel_size, options.decode_context_parallel_size
+    caches = attention_caches(facts)
+    if decode == 1 or not caches or is_latent(facts):
+        return
+    kv_heads = caches[0].num_kv_heads
+    if ranks <= kv_heads:
+        raise RefusedError(
+            CONTEXT_RANKS,
+            f"Decode context parallelism for GQA/MQA requires --tensor-parallel-size ({ranks}) to be greater than the "
+            f"model's total number of KV heads ({kv_heads}).",
+        )
+    if decode > ranks // kv_heads:
+        raise RefusedError(
+            CONTEXT_RANKS,
+            f"--decode-context-parallel-size ({decode}) exceeds the maximum supported value ({ranks // kv_heads}) for "
+            f"--tensor-parallel-size ({ranks}) and {kv_heads} model KV heads.",
+        )
+    group = facts.num_attention_heads // kv_heads
+    if group % decode:
+        raise RefusedError(
+            CONTEXT_RANKS,
+            f"The model's number of query heads per KV head ({group}) must be divisible by "
+            f"--decode-context-parallel-size ({decode}).",
+        )
+
+
+def check_state_blocks(facts: ModelFacts, options: EngineOptions) -> None:
+    caching = prefix_caching(facts, options, {})
+    if facts.has_states and options.mamba_block_size is not None and not caching:
+        raise RefusedError(STATE_BLOCKS, "--mamba-block-size can only be set with --enable-prefix-caching.")
 
 
 def model_length(facts: ModelFacts, options: EngineOptions, origins: dict[str, str]) -> int:
@@ -105,6 +158,9 @@ def model_length(facts: ModelFacts, options: EngineOptions, origins: dict[str, s
     if asked is None or asked == AUTO_LENGTH:
         origins["max_model_len"] = f"config field {context.field}"
         return context.default
+    if asked > context.longest and options.allow_long_max_model_len:
+        origins["max_model_len"] = f"--max-model-len, longer than {context.field}, which the environment allows"
+        return asked
     if asked > context.longest:
         raise RefusedError(
             TOO_LONG,
@@ -117,6 +173,9 @@ def model_length(facts: ModelFacts, options: EngineOptions, origins: dict[str, s
 
 def kv_cache_dtype(facts: ModelFacts, options: EngineOptions, gpu: Gpu, origins: dict[str, str]) -> str:
     """The KV type: as asked, else what the checkpoint asks for, else the model's."""
+    if facts.config.model_type in KEEPS_MODEL_DTYPE:
+        origins["kv_cache_dtype"] = "vLLM's class keeps the model's type, whatever is asked"
+        return "auto"
     if options.kv_cache_dtype != "auto":
         origins["kv_cache_dtype"] = "--kv-cache-dtype"
         return options.kv_cache_dtype
@@ -149,14 +208,19 @@ def prefix_caching(facts: ModelFacts, options: EngineOptions, origins: dict[str,
 def batch_sizes(options: EngineOptions, length: int, gpu: Gpu, origins: dict[str, str]) -> tuple[int, int]:
     """max_num_batched_tokens and max_num_seqs."""
     row = batch_defaults(gpu)
-    seqs = options.max_num_seqs or row.max_num_seqs
+    factor = 2 if options.performance_mode == "throughput" else 1
+    seqs = options.max_num_seqs or row.max_num_seqs * factor
     if options.max_num_batched_tokens is not None:
         origins["max_num_batched_tokens"] = "--max-num-batched-tokens"
         batched = options.max_num_batched_tokens
     else:
         kind = "vllm serve" if options.entry_point == "server" else "the LLM class"
         origins["max_num_batched_tokens"] = f"default of {kind} on this card"
-        default = row.server if options.entry_point == "server" else row.llm
+        default = factor * (row.server if options.entry_point == "server" else row.llm)
+        if options.enable_chunked_prefill is False:
+            # A whole prompt must fit in a step.
+            default = max(length, default)
+            origins["max_num_batched_tokens"] += ", at least max_model_len without chunked prefill"
         batched = min(seqs * length, default)
     return batched, min(seqs, batched) if options.max_num_seqs is None else seqs
 

@@ -176,8 +176,8 @@ def forward_width(config: ModelConfig) -> int:
 
 
 def graphs_term(options: EngineOptions, num_layers: int, measured: MeasuredMemory) -> Term:
-    if options.enforce_eager:
-        return exact("CUDA graphs", 0, GIVEN, "--enforce-eager")
+    if not options.captures_graphs:
+        return exact("CUDA graphs", 0, GIVEN, "--enforce-eager" if options.enforce_eager else "no CUDA graphs")
     if measured.graph_bytes is not None:
         return exact("CUDA graphs", measured.graph_bytes, MEASURED, "given by the user or a log")
     size = GRAPH_FIXED + GRAPH_PER_LAYER * num_layers

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvledger.errors import wrong_value
+from kvledger.plan.backends import SELECTABLE
 
 AUTO_LENGTH = -1
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
@@ -16,6 +17,8 @@ DTYPES = {
     "float32": "float32",
     "float": "float32",
 }
+PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
+OPTIMIZATION_LEVELS = (0, 1, 2, 3)
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -26,6 +29,8 @@ class EngineOptions:
     `max_model_len` -1: the longest that fits. `kv_cache_memory_bytes`: the KV cache of each GPU, instead of a share.
     `quantization`: as the checkpoint stores its weights where it is empty.
     `pipeline_layers`: decoder layers of each stage (vLLM's VLLM_PP_LAYER_PARTITION); () for an even partition.
+    `allow_long_max_model_len`: VLLM_ALLOW_LONG_MAX_MODEL_LEN, a longer max_model_len than the config's.
+    `cudagraph_mode`: of compilation_config; "": vLLM's default.
     """
 
     max_model_len: int | None = None
@@ -50,6 +55,15 @@ class EngineOptions:
     quantization: str = ""
     entry_point: str = "server"
     pipeline_layers: tuple[int, ...] = ()
+    prefill_context_parallel_size: int = 1
+    enable_chunked_prefill: bool | None = None
+    performance_mode: str = "balanced"
+    optimization_level: int = 2
+    cudagraph_mode: str = ""
+    attention_backend: str | None = None
+    mamba_cache_dtype: str = "auto"
+    mamba_block_size: int | None = None
+    allow_long_max_model_len: bool = False
 
     def __post_init__(self) -> None:
         self.check_numbers()
@@ -57,19 +71,33 @@ class EngineOptions:
         if self.dtype not in DTYPES:
             raise wrong_value("--dtype", self.dtype, "not a type of a model", "use one of " + ", ".join(DTYPES))
         object.__setattr__(self, "dtype", DTYPES[self.dtype])
-        if self.mamba_ssm_cache_dtype not in STATE_DTYPES:
-            fix = "use one of " + ", ".join(STATE_DTYPES)
-            raise wrong_value("--mamba-ssm-cache-dtype", self.mamba_ssm_cache_dtype, "not a type of a state", fix)
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            fix = "use one of " + ", ".join(KV_CACHE_DTYPES)
-            raise wrong_value("--kv-cache-dtype", self.kv_cache_dtype, "not a KV cache type that is modelled", fix)
-        if self.entry_point not in ENTRY_POINTS:
-            raise wrong_value("--entry-point", self.entry_point, "not an entry point", "use server or llm")
-        if self.tensor_parallel_size % self.decode_context_parallel_size:
-            problem = f"does not divide --tensor-parallel-size {self.tensor_parallel_size}"
-            raise wrong_value(
-                "--decode-context-parallel-size", self.decode_context_parallel_size, problem, "use a divisor"
-            )
+        self.check_words()
+        self.check_context_parallel()
+
+    def check_context_parallel(self) -> None:
+        """Decode ranks are taken from the tensor ranks; with prefill ranks, from those or from both."""
+        tensor, prefill = self.tensor_parallel_size, self.prefill_context_parallel_size
+        decode = self.decode_context_parallel_size
+        if prefill == 1 and tensor % decode:
+            problem = f"does not divide --tensor-parallel-size {tensor}"
+            raise wrong_value("--decode-context-parallel-size", decode, problem, "use a divisor")
+        if prefill > 1 and decode not in (1, prefill, tensor * prefill):
+            problem = f"not a size that goes with --prefill-context-parallel-size {prefill} and tp {tensor}"
+            fix = f"use 1, {prefill} or {tensor * prefill}"
+            raise wrong_value("--decode-context-parallel-size", decode, problem, fix)
+
+    def check_words(self) -> None:
+        for option, value, known in (
+            ("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES),
+            ("--mamba-cache-dtype", self.mamba_cache_dtype, STATE_DTYPES),
+            ("--mamba-ssm-cache-dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
+            ("--entry-point", self.entry_point, ENTRY_POINTS),
+            ("--performance-mode", self.performance_mode, PERFORMANCE_MODES),
+            ("--optimization-level", self.optimization_level, OPTIMIZATION_LEVELS),
+            ("--attention-backend", (self.attention_backend or "auto").upper(), ("AUTO", *SELECTABLE)),
+        ):
+            if value not in known:
+                raise wrong_value(option, value, "not one that is modelled", "use one of " + ", ".join(map(str, known)))
 
     def check_numbers(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -88,6 +116,8 @@ class EngineOptions:
             ("--pipeline-parallel-size", self.pipeline_parallel_size),
             ("--data-parallel-size", self.data_parallel_size),
             ("--decode-context-parallel-size", self.decode_context_parallel_size),
+            ("--prefill-context-parallel-size", self.prefill_context_parallel_size),
+            ("--mamba-block-size", self.mamba_block_size),
         ):
             if value is not None and value < 1:
                 raise wrong_value(option, value, "must be at least 1", "give a positive number")
@@ -104,4 +134,10 @@ class EngineOptions:
     @property
     def world_size(self) -> int:
         """GPUs of one replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether CUDA graphs are captured: not when running eagerly or with a mode of none, the default of -O0."""
+        mode = self.cudagraph_mode or ("NONE" if self.optimization_level == 0 else "")
+        return not self.enforce_eager and mode.upper() != "NONE"

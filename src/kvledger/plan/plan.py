@@ -115,7 +115,8 @@ class Plan:
 def weight_ranks(options: EngineOptions) -> Ranks:
     """Ranks that share weights: experts go over the replicas as well, when they are parallel."""
     tensor, whole = options.tensor_parallel_size, options.enable_expert_parallel
-    return Ranks(tensor, tensor * (options.data_parallel_size if whole else 1), whole)
+    others = options.prefill_context_parallel_size * options.data_parallel_size
+    return Ranks(tensor, tensor * (others if whole else 1), whole)
 
 
 def request_limits(options: EngineOptions, settings: EngineSettings, length: int) -> RequestLimits:

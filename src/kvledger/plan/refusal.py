@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from kvledger.errors import ConfigError
 
 HEADS = "heads_not_divisible"
+CONTEXT_RANKS = "context_parallel_not_possible"
+STATE_BLOCKS = "state_blocks_not_possible"
 NO_BACKEND = "no_attention_backend"
 NO_PROMOTION = "specs_not_unifiable"
 QUANTIZATION = "weights_not_loadable"

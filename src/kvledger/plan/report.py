@@ -1,6 +1,6 @@
 """A plan for the terminal: rich tables and a bar. Knows no command line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -55,8 +55,8 @@ def plan_report(view: PlanView, *, with_steps: bool) -> Group:
         parts.append(steps_table(view.plan))
     if view.plan.error is not None:
         parts.append(refusal_text(view.plan.error))
-    if view.notes:
-        parts.append(Text("\n".join(["", *(f"note: {note}" for note in view.notes)]), style="bright_black"))
+    if view.notes or view.unmodelled:
+        parts.append(note_lines(view.notes, view.unmodelled))
     return Group(*parts)
 
 
@@ -67,6 +67,7 @@ def heading(plan: Plan) -> Text:
         for name, size in (
             ("tp", options.tensor_parallel_size),
             ("pp", options.pipeline_parallel_size),
+            ("pcp", options.prefill_context_parallel_size),
             ("dp", options.data_parallel_size),
             ("dcp", options.decode_context_parallel_size),
         )
@@ -255,8 +256,19 @@ def steps_table(plan: Plan) -> RenderableType:
     return Padding(table, (1, 0, 0, 0))
 
 
-def refusal_text(refusal: Refusal) -> Text:
-    text = Text("\n")
+def note_lines(notes: Sequence[str], unmodelled: Sequence[str]) -> Text:
+    """What was assumed, and above it what is not counted and should be."""
+    text = Text()
+    for warning in unmodelled:
+        text.append(f"\nwarning: {warning}", style="bold yellow")
+    for note in notes:
+        text.append(f"\nnote: {note}", style="bright_black")
+    return text
+
+
+def refusal_text(refusal: Refusal, notes: Sequence[str] = (), unmodelled: Sequence[str] = ()) -> Text:
+    text = note_lines(notes, unmodelled)
+    text.append("\n\n" if text else "\n")
     too_little = refusal.kind in (NO_MEMORY, DOES_NOT_FIT)
     text.append("does not fit: " if too_little else "refused: ", style="bold red")
     text.append(refusal.message)

@@ -1,5 +1,6 @@
 """A plan as numbers and words for any output: JSON, tables, or another program. Knows no terminal."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from kvledger.core.groups.spec import KVCacheGroupSpec, KVCacheSpec
@@ -27,13 +28,14 @@ KIND_WORDS = {
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan with what was asked beside it."""
+    """A plan with what was asked beside it. `unmodelled`: what was asked and is not counted."""
 
     plan: Plan
     holding: RequestHolding | None
     layouts: LayoutComparison | None = None
     checks: tuple[LogCheck, ...] = ()
     remarks: tuple[str, ...] = ()
+    unmodelled: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -114,6 +116,19 @@ def error_object(refusal: Refusal) -> dict[str, JSONValue]:
     return {"kind": refusal.kind, "message": refusal.message, "ways_out": list(refusal.ways_out)}
 
 
+def refusal_object(
+    model: str | None, refusal: Refusal, notes: Sequence[str], unmodelled: Sequence[str]
+) -> dict[str, JSONValue]:
+    """The object of an engine that would not start: the fields of a plan that there are."""
+    return {
+        "model": model,
+        "fits": False,
+        "error": error_object(refusal),
+        "notes": list(notes),
+        "not_modelled": list(unmodelled),
+    }
+
+
 def plan_object(view: PlanView) -> dict[str, JSONValue]:
     """One object for --json and for `replay --plan`."""
     plan, options, settings = view.plan, view.plan.request.options, view.plan.settings
@@ -127,6 +142,7 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
         "data_parallel_size": options.data_parallel_size,
+        "prefill_context_parallel_size": options.prefill_context_parallel_size,
         "decode_context_parallel_size": options.decode_context_parallel_size,
         "max_model_len": plan.max_model_len,
         "estimated_max_model_len": plan.estimated_max_len,
@@ -152,6 +168,7 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
         "memory": [memory_object(view, stage) for stage in range(len(plan.budgets))],
         "fits": plan.error is None,
         "notes": list(view.notes),
+        "not_modelled": list(view.unmodelled),
     }
     step = reuse_step(plan)
     answer["prefix_reuse_step"] = step.tokens if isinstance(step, ReuseStep) else None

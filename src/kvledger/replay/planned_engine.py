@@ -53,6 +53,7 @@ class PlannedEngine(msgspec.Struct):
     tensor_parallel_size: _Ranks = 1
     pipeline_parallel_size: _Ranks = 1
     data_parallel_size: _Ranks = 1
+    prefill_context_parallel_size: _Ranks = 1
     decode_context_parallel_size: _Ranks = 1
     num_blocks_low: int | None = None
     num_blocks_high: int | None = None
@@ -68,7 +69,7 @@ class PlannedEngine(msgspec.Struct):
     @property
     def num_gpus(self) -> int:
         """GPUs of one replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
 
     def layout(self) -> KVLayout:
         """InputError for a model that a trace of prompts cannot serve."""

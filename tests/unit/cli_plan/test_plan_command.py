@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    _, out, _ = run(capsys, *arguments, "--json")
+    _, out, _ = run(capsys, "--json", *arguments)
     return json.loads(out)
 
 
@@ -74,7 +74,78 @@ def test_text_of_a_failure_lists_the_ways_out(capsys: pytest.CaptureFixture[str]
 def test_pasted_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     plan = as_json(capsys, "--gpu", "H100", "--json", "--", "vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2", "--port", "1")
     assert (plan["model"], plan["tensor_parallel_size"]) == ("Qwen/Qwen3-8B", 2)
-    assert "--port does not change the plan" in plan["notes"]
+    assert "--port: no change to the plan (the server and its API)" in plan["notes"]
+    assert plan["not_modelled"] == []
+
+
+def test_what_is_not_modelled_is_loud_and_with_strict_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    pasted = ("--gpu", "H100", "--", "vllm", "serve", "Qwen/Qwen3-8B", "--enable-lora", "--seed", "1")
+    code, out, _ = run(capsys, *pasted)
+    assert code == 0
+    assert "warning: --enable-lora is not modelled: adapters are not counted" in out
+    assert run(capsys, "--strict", *pasted)[0] == 3
+    assert run(capsys, "--strict", *pasted[:-3])[0] == 0
+    assert as_json(capsys, *pasted)["not_modelled"] == ["--enable-lora is not modelled: adapters are not counted"]
+
+
+# What does not start, in three ways: refused by vLLM, too small, and not known.
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("Qwen/Qwen2-7B", "-tp", "8"),
+        ("Qwen/Qwen3-32B", "--gpu-memory-utilization", "0.8"),
+        ("no/such/model.json",),
+        ("Qwen/Qwen3-8B", "--hf-overrides", "[]"),
+    ],
+)
+def test_notes_survive_every_refusal(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--gpu", "A100", "--", "vllm", "serve", *words, "--enable-lora", "--port", "1")
+    assert code == 1
+    assert "--enable-lora is not modelled" in out + err
+    assert "--port: no change to the plan" in out + err
+
+
+def test_refusals_have_notes_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = as_json(capsys, "--gpu", "A100", "--", "vllm", "serve", "Qwen/Qwen2-7B", "-tp", "8", "--enable-lora")
+    assert (answer["fits"], answer["error"]["kind"]) == (False, "heads_not_divisible")
+    assert answer["not_modelled"] == ["--enable-lora is not modelled: adapters are not counted"]
+
+
+def test_a_typo_in_a_pasted_line_is_an_error_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--gpu", "H100", "--", "vllm", "serve", LLAMA, "--max-num-sequences", "4")
+    assert (code, out) == (1, "")
+    assert "--max-num-sequences: vllm serve of release 0.33 has no such option; did you mean --max-num-seqs" in err
+
+
+def test_overrides_change_the_config_that_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    pasted = ("--gpu", "H100", "--", "vllm", "serve", LLAMA)
+    plan = as_json(capsys, *pasted, "--hf-overrides", '{"num_hidden_layers": 8, "max_position_embeddings": 4096}')
+    assert (plan["groups"][0]["layers"], plan["max_model_len"]) == (8, 4096)
+    assert "--hf-overrides: num_hidden_layers, max_position_embeddings" in plan["notes"]
+    # A nested config is changed field by field.
+    model, option = "google/gemma-3n-E4B", "--hf-overrides.text_config.sliding_window=256"
+    nested = as_json(capsys, *pasted[:-1], model, option)
+    assert {group["spec"].get("sliding_window") for group in nested["groups"]} <= {None, 0, 256}
+
+
+def test_a_longer_length_where_the_environment_allows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    pasted = ("vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len", "100000")
+    assert as_json(capsys, "--gpu", "H100", "--", *pasted)["error"]["kind"] == "max_model_len_too_long"
+    plan = as_json(capsys, "--gpu", "H100", "--", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *pasted)
+    assert plan["max_model_len"] == 100_000
+
+
+@pytest.mark.parametrize("written", ["-O0", "--enforce-eager", "-cc.cudagraph_mode=NONE", "-O0 --enforce-eager"])
+def test_without_cuda_graphs_their_memory_is_the_caches(written: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pasted = ("--gpu", "H100", "--", "vllm", "serve", LLAMA)
+    graphs = {term["name"]: term["bytes"] for term in as_json(capsys, *pasted)["memory"][0]["terms"]}
+    plan = as_json(capsys, *pasted, *written.split())
+    terms = {term["name"]: term["bytes"] for term in plan["memory"][0]["terms"]}
+    assert terms["CUDA graphs"] == 0
+    assert terms["KV cache"] - graphs["KV cache"] == graphs["CUDA graphs"] > 0
+    # A mode that was asked for goes before the level's.
+    kept = as_json(capsys, *pasted, "-O0", "-cc.cudagraph_mode=PIECEWISE")["memory"][0]["terms"]
+    assert {term["name"]: term["bytes"] for term in kept}["CUDA graphs"] == graphs["CUDA graphs"]
 
 
 def test_log_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -144,7 +215,7 @@ def test_help_groups_the_options_and_says_what_each_is_for(capsys: pytest.Captur
     panels = [line.removesuffix(":") for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert panels == ["Arguments", ENGINE, CARD, OUTPUT, "Other options"]
     for option in fields(PlanOptions):
-        assert option.name.replace("_", "-") in out.lower() or option.name == "remark"
+        assert option.name.replace("_", "-") in out.lower() or option.name in ("remark", "unmodelled")
 
 
 def test_help_imports_none_of_what_plans() -> None:

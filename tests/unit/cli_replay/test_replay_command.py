@@ -159,7 +159,15 @@ WRONG_VALUES = [
     ("--data-parallel-size", "0", "must be at least 1"),
     ("--decode-context-parallel-size", "3", "use a divisor"),
     ("--mamba-ssm-cache-dtype", "int3", "use one of auto, float32, float16, bfloat16"),
-    ("--entry-point", "door", "use server or llm"),
+    ("--entry-point", "door", "use one of server, llm"),
+    ("--prefill-context-parallel-size", "0", "must be at least 1"),
+    ("--performance-mode", "slow", "use one of balanced"),
+    ("--optimization-level", "4", "use one of 0, 1, 2, 3"),
+    ("--compilation-config", "{", "not JSON"),
+    ("--attention-backend", "MAGIC", "use one of AUTO, FLASH_ATTN"),
+    ("--hf-overrides", "[1]", "not a JSON object"),
+    ("--mamba-cache-dtype", "int3", "use one of auto, float32"),
+    ("--mamba-block-size", "0", "must be at least 1"),
     ("--vllm-version", "0.5", "use 0.33 or 0.32"),
     ("--gpu-memory-gib", "much", "not a number"),
     ("--weights-gib", "much", "not a number"),
@@ -196,7 +204,11 @@ def test_every_option_with_a_value_has_a_wrong_one_in_the_table() -> None:
         for option in fields(ReplayOptions)
         if "bool" not in str(get_type_hints(ReplayOptions)[option.name])
     }
-    assert with_values - {"--trace"} == {option for option, _, _ in WRONG_VALUES} - {"--num-blocks", "--tp"}
+    # What a method of quantization is, the planner knows: an unknown one is a refusal, not a wrong command line.
+    assert with_values - {"--trace", "--quantization"} == {option for option, _, _ in WRONG_VALUES} - {
+        "--num-blocks",
+        "--tp",
+    }
 
 
 @pytest.mark.parametrize(
