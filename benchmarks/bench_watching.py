@@ -33,7 +33,7 @@ WINDOW = SlidingWindowSpec(BLOCK_SIZE, num_kv_heads=8, head_size=128, sliding_wi
 
 def manager(spec: KVCacheSpec, num_blocks: int, residency: BlockResidency | None) -> KVCacheManager:
     return KVCacheManager(
-        KVCacheConfig(num_blocks, (KVCacheGroupSpec(("layer.0",), spec),)), MAX_MODEL_LEN, residency=residency
+        KVCacheConfig(num_blocks, (KVCacheGroupSpec(("layer.0",), spec),)), MAX_MODEL_LEN, observer=residency
     )
 
 

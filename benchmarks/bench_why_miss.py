@@ -14,7 +14,7 @@ from kvledger import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheManager,
-    MissConfig,
+    MissExplainer,
     Request,
     make_block_hasher,
 )
@@ -33,12 +33,14 @@ REPLAY_BLOCKS = 10_000
 
 def manager(num_blocks: int, explains: bool, hash_name: str = "sha256") -> KVCacheManager:
     spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads=8, head_size=128)
-    return KVCacheManager(
+    made = KVCacheManager(
         KVCacheConfig(num_blocks, (KVCacheGroupSpec(("layer.0",), spec),)),
         MAX_MODEL_LEN,
         hasher=make_block_hasher(hash_name, BLOCK_SIZE),
-        explain_misses=MissConfig() if explains else None,
     )
+    if explains:
+        MissExplainer(made)
+    return made
 
 
 def prompt(rng: random.Random, num_tokens: int) -> list[int]:
@@ -116,8 +118,9 @@ class Replay(Operation):
             KVCacheConfig(REPLAY_BLOCKS, (KVCacheGroupSpec(("layer.0",), spec),)),
             MAX_MODEL_LEN,
             hasher=maker.hasher,
-            explain_misses=MissConfig() if self.explains else None,
         )
+        if self.explains:
+            MissExplainer(self.ledger)
 
     def run(self) -> None:
         for request in self.requests:

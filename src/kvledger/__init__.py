@@ -10,7 +10,6 @@ blocks = manager.allocate_slots(request, 3, manager.get_computed_blocks(request)
 
 from kvledger.core.blocks.block import FreeKVCacheBlockQueue, KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool, PoolOccupancy
-from kvledger.core.blocks.block_residency import BlockResidency, BlockStay
 from kvledger.core.blocks.holds import BlockCopy
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.core.blocks.new_blocks import NewBlocks, RunningSlots
@@ -45,6 +44,7 @@ from kvledger.core.requests.block_hash import (
 )
 from kvledger.core.requests.request import Adapter, MultiModalItem, Request, RequestStatus
 from kvledger.core.requests.tokens import pack_tokens, unpack_tokens
+from kvledger.core.watch.block_residency import BlockResidency, BlockStay
 from kvledger.core.watch.hit_curve import HitCurve
 from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.core.watch.prompt_split import MissConfig, MissTotals, PromptAccount, PromptSplit

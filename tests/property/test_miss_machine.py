@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvledger import EvictionCause, KVCacheBlock, KVCacheManager, LedgerObserver, MissConfig, PromptAccount, Request
+from kvledger import EvictionCause, KVCacheBlock, KVCacheManager, LedgerObserver, MissExplainer, PromptAccount, Request
 from kvledger.core.watch.content_twins import MAX_ALIKE
 from tests.conftest import LONG
 from tests.helpers import kv_config, pool_of
@@ -46,7 +46,8 @@ class MissMachine(RuleBasedStateMachine):
     @initialize(usable=st.integers(3, 24))
     def build(self, usable: int) -> None:
         self.diary = Diary()
-        self.manager = KVCacheManager(kv_config(usable), 64, observer=self.diary, explain_misses=MissConfig())
+        self.manager = KVCacheManager(kv_config(usable), 64, observer=self.diary)
+        self.misses = MissExplainer(self.manager)
         self.held: list[Request] = []
         self.known: list[tuple[list[int], str, int, list[bytes]]] = []
         self.num_made = 0
@@ -71,8 +72,7 @@ class MissMachine(RuleBasedStateMachine):
         blocks = manager.allocate_slots(request, num_new, hit, num_external_computed_tokens=external)
         if blocks is None:
             return
-        assert manager.misses is not None
-        account = manager.misses.recent()[-1]
+        account = self.misses.recent()[-1]
         assert account.request_id == request.request_id
         split = {name: number for name, number in account.split.as_dict().items() if number}
         assert (split, account.num_blocks_short) == expected
@@ -191,8 +191,7 @@ class MissMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check()
-        misses = self.manager.misses
-        assert misses is not None
+        misses = self.misses
         total = misses.new
         assert total.split.num_tokens() == total.num_tokens
         assert (total.num_tokens - total.split.lookup_off, total.split.hit) == (self.num_queries, self.num_hits) or (

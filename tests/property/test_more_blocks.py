@@ -4,7 +4,7 @@ that pool."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvledger import KVCacheManager, MissConfig, PromptAccount
+from kvledger import KVCacheManager, MissExplainer, PromptAccount
 from tests.helpers import admitted, kv_config, leave
 
 BLOCK = 4
@@ -23,12 +23,12 @@ PROMPTS = st.lists(
 
 def served(prompts: list[list[int]], usable: int) -> list[PromptAccount]:
     """Every prompt looked up, computed and freed, in turn."""
-    manager = KVCacheManager(kv_config(usable), 64, explain_misses=MissConfig())
+    manager = KVCacheManager(kv_config(usable), 64)
+    misses = MissExplainer(manager)
     for number, prompt in enumerate(prompts):
         leave(manager, admitted(manager, str(number), prompt))
     manager.check()
-    assert manager.misses is not None
-    return manager.misses.recent()
+    return misses.recent()
 
 
 def num_duplicates(prompts: list[list[int]]) -> int:

@@ -13,7 +13,7 @@ from kvledger import (
     BlockHasher,
     KVCacheManager,
     LedgerObserver,
-    MissConfig,
+    MissExplainer,
     PrefixHit,
     Request,
     Sha256BlockHasher,
@@ -47,7 +47,6 @@ def make_ours(
         context_parallel_size=layout.context_parallel_size,
         decisions=reference.decisions,
         observer=observer,
-        explain_misses=MissConfig(),
     )
 
 
@@ -66,11 +65,9 @@ class ExplainedStats:
             self.sums[name] += getattr(theirs, name)
             self.preempted_sums[name] += getattr(theirs, f"preempted_{name}")
 
-    def compare(self, manager: KVCacheManager) -> None:
-        misses = manager.misses
-        assert misses is not None
+    def compare(self, misses: MissExplainer) -> None:
         if self.some_skip:
-            totals = manager.prefix_cache_totals()
+            totals = misses.ledger.prefix_cache_totals()
             assert self.sums == {"requests": totals.requests, "queries": totals.queries, "hits": totals.hits}
             return
         for sums, ours in ((self.sums, misses.new), (self.preempted_sums, misses.resumed)):
@@ -114,6 +111,7 @@ class LedgerPair:
             num_blocks = rng.choice([2, 5, 12, 24, 48])
         watermark = rng.choice([0.0, 0.0, 0.1])
         self.ours = self.make_ours(num_blocks, watermark)
+        self.misses = MissExplainer(self.ours)
         self.theirs = reference.make_manager(layout, num_blocks, MAX_MODEL_LEN, watermark)
         self.has_states = any(group.kind.startswith("mamba") for group in layout.groups)
         self.has_windows = any("window" in group.kind or group.kind == "chunked" for group in layout.groups)
@@ -429,7 +427,7 @@ class LedgerPair:
                 assert getattr(ours, name) == getattr(theirs, name), name
         if self.enable_caching:
             self.explained.add(theirs)
-            self.explained.compare(self.ours)
+            self.explained.compare(self.misses)
 
 
 def _index(pool: object) -> list[tuple[int, list[int]]]:

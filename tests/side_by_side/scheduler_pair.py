@@ -13,7 +13,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request as TheirRequest
 from vllm.v1.request import RequestStatus as TheirStatus
 
-from kvledger import KVCacheManager, Request, RequestStatus
+from kvledger import KVCacheManager, MissExplainer, Request, RequestStatus
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy
 from tests.engine import flat_update
 from tests.side_by_side import reference
@@ -114,6 +114,7 @@ class SchedulerPair:
             ),
             None if self.store is None else OurSource(self.store),
         )
+        self.misses = MissExplainer(self.ours.manager)
         is_async = limits.steps_in_flight > 1
         self.theirs = reference.make_scheduler(
             directory,
@@ -312,7 +313,7 @@ class SchedulerPair:
         if self.limits.layout.enable_caching:
             for counts in (*self.their_lookups, self.theirs.kv_cache_manager.make_prefix_cache_stats()):
                 self.explained.add(counts)
-            self.explained.compare(self.ours.manager)
+            self.explained.compare(self.misses)
         if self.store is not None:
             self.their_external.add_counts(self.theirs.connector_prefix_cache_stats)
             self.their_external.compare(self.ours.manager)

@@ -70,7 +70,7 @@ class MetricsPair:
             limits.max_model_len,
             max_in_flight_tokens=limits.layout.max_in_flight_tokens,
             watermark=limits.watermark,
-            residency=residency,
+            observer=residency,
         )
         self.pair.ours = Scheduler(manager, self.pair.ours.config)
         theirs = self.pair.theirs

@@ -22,7 +22,7 @@ def stays(residency: BlockResidency) -> list[tuple[float, float, list[float]]]:
 def test_a_block_from_its_hand_out_to_the_next() -> None:
     clock = Clock()
     residency = BlockResidency(clock, sample_rate=1.0)
-    pool = BlockPool(2, residency=residency)
+    pool = BlockPool(2, observer=residency)
     (block,) = pool.get_new_blocks(1)
     pool.cache_block(block, b"x", 0, 4)
     pool.free_blocks([block])
@@ -38,13 +38,13 @@ def test_a_block_from_its_hand_out_to_the_next() -> None:
     pool.get_new_blocks(1)
     assert stays(residency) == [(30.0, 30.0, [])]
     assert residency.num_samples == 1
-    pool.check()
+    residency.check()
 
 
 def test_only_the_last_four_hits_are_remembered() -> None:
     clock = Clock()
     residency = BlockResidency(clock, sample_rate=1.0)
-    pool = BlockPool(2, residency=residency)
+    pool = BlockPool(2, observer=residency)
     (block,) = pool.get_new_blocks(1)
     pool.cache_block(block, b"x", 0, 4)
     for now in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0):
@@ -59,7 +59,7 @@ def test_only_the_last_four_hits_are_remembered() -> None:
 def test_a_stay_ends_with_the_hash_too_and_a_reset_ends_none() -> None:
     clock = Clock()
     residency = BlockResidency(clock, sample_rate=1.0)
-    manager = ledger(usable=4, residency=residency)
+    manager = ledger(usable=4, observer=residency)
     a = admitted(manager, "a", 8)
     clock.now = 6.0
     leave(manager, a)
@@ -75,7 +75,7 @@ def test_a_share_of_the_blocks_is_followed_and_no_block_more_than_another(rate: 
     followed = [0] * 11
     for seed in range(10):
         residency = BlockResidency(Clock(), sample_rate=rate, seed=seed)
-        pool = BlockPool(11, residency=residency)
+        pool = BlockPool(11, observer=residency)
         for _ in range(1000):
             blocks = pool.get_new_blocks(10)
             pool.free_blocks(blocks)
@@ -93,7 +93,7 @@ def test_wrong_rates_are_named() -> None:
 
 def test_ends_that_nobody_takes_do_not_pile_up() -> None:
     residency = BlockResidency(Clock(), sample_rate=1.0)
-    pool = BlockPool(1001, residency=residency)
+    pool = BlockPool(1001, observer=residency)
     for _ in range(102):
         pool.free_blocks(pool.get_new_blocks(1000))
     assert (len(residency.take_ends()), residency.num_dropped) == (91_000, 10_000)
@@ -101,17 +101,17 @@ def test_ends_that_nobody_takes_do_not_pile_up() -> None:
 
 def test_a_wrong_count_is_found_by_check() -> None:
     residency = BlockResidency(Clock(), sample_rate=1.0)
-    pool = BlockPool(4, residency=residency)
-    pool.get_new_blocks(2)
+    manager = ledger(usable=4, observer=residency)
+    admitted(manager, "a", 8)
     residency._num_samples = 3
     with pytest.raises(InvariantError, match="2 blocks are followed, 3 counted"):
-        pool.check()
+        manager.check()
 
 
 def test_pressure_ends_stays_in_a_ledger() -> None:
     clock = Clock()
     residency = BlockResidency(clock, sample_rate=1.0)
-    manager = ledger(usable=4, residency=residency)
+    manager = ledger(usable=4, observer=residency)
     for number in range(3):
         clock.now = 10.0 * number
         leave(manager, admitted(manager, str(number), other(16, number)))

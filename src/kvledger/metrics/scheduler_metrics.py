@@ -15,8 +15,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.observer import EvictionCause
+from kvledger.core.watch.block_residency import BlockResidency
 from kvledger.errors import wrong_value
 from kvledger.metrics.buckets import RESIDENCY_SECONDS
 from kvledger.metrics.snapshot import Snapshot
@@ -64,7 +64,7 @@ class SchedulerMetrics:
     """Registers itself with the target's registry. For each scheduler one, with a target of its own.
 
     `residency`: the manager's, for its three histograms. `misses`: prompt tokens by reason up to now, such as
-    `lambda: manager.misses.new.split.as_dict()`. `info`: more labels for cache_config_info. `interval`: seconds of
+    `lambda: misses.new.split.as_dict()`. `info`: more labels for cache_config_info. `interval`: seconds of
     `clock` between two snapshots; step() costs next to nothing in between.
     """
 

@@ -79,7 +79,6 @@ class ReplayConfig:
             context_parallel_size=layout.context_parallel_size,
             decisions=self.decisions,
             observer=observer,
-            explain_misses=self.explain_misses,
         )
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.core.units import cdiv
+from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.group_meter import GroupMeter
 from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
@@ -37,6 +38,7 @@ class Tally:
         self.config = config
         self.manager = manager
         self.evictions = evictions
+        self._misses = None if config.explain_misses is None else MissExplainer(manager, config.explain_misses)
         self.num_requests = 0
         self.num_finished = 0
         self.num_cut_short = 0
@@ -123,8 +125,8 @@ class Tally:
         )
 
     def _why_missed(self) -> WhyMissed | None:
-        misses = self.manager.misses
         limits = self.config.explain_misses
+        misses = self._misses
         if misses is None or limits is None:
             return None
         return why_missed(misses, limits.max_evicted_blocks, self._hit_step)

@@ -199,7 +199,7 @@ def test_a_snapshot_is_taken_when_the_last_one_is_old() -> None:
 def test_residency_goes_into_three_histograms() -> None:
     now = [0.0]
     residency = BlockResidency(lambda: now[0], sample_rate=1.0)
-    manager = ledger(usable=2, residency=residency)
+    manager = ledger(usable=2, observer=residency)
     scheduler = Scheduler(manager, SchedulerConfig())
     target = MetricsTarget(labels={})
     metrics = SchedulerMetrics(target, scheduler, residency=residency)

@@ -15,7 +15,6 @@ from typing import Final
 from mypy_extensions import i64
 
 from kvledger.core.blocks.block import FreeKVCacheBlockQueue, KVCacheBlock, make_blocks
-from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
 from kvledger.core.blocks.prefix_index import PrefixIndex
 from kvledger.core.record import Record
@@ -40,7 +39,6 @@ class BlockPool:
         num_blocks: int,
         num_groups: int = 1,
         observer: LedgerObserver | None = None,
-        residency: BlockResidency | None = None,
     ) -> None:
         require_positive("num_blocks", num_blocks, MAX_COUNT)
         if num_blocks < 2:
@@ -52,8 +50,7 @@ class BlockPool:
         self.null_block: Final = self.blocks[0]
         self.free_queue: Final = FreeKVCacheBlockQueue(self.blocks)
         self.indexes: Final = [PrefixIndex() for _ in range(num_groups)]
-        self._observer: Final = observer
-        self._residency: Final = residency
+        self._observer: LedgerObserver | None = observer
         self._other_pools: list[BlockPool] = []
         # Hashes beyond block.block_hash of the few blocks that answer for more than one prefix of theirs.
         self._more_hashes: dict[int, list[bytes]] = {}
@@ -98,8 +95,13 @@ class BlockPool:
         self._other_pools.append(other)
         other._other_pools.append(self)
 
-    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+    def observe(self, observer: LedgerObserver) -> None:
+        """From now on this one is told, in the place of any other."""
+        self._observer = observer
+
+    def get_new_blocks(self, num_blocks: int, group_id: int = 0) -> list[KVCacheBlock]:
         """Takes blocks from the front of the queue, each with ref_cnt 1 and without the hash it may have carried.
+        `group_id`: for whom.
 
         OutOfBlocksError, changing nothing, when fewer are free.
         """
@@ -117,14 +119,14 @@ class BlockPool:
                 self._num_reused += 1
                 self._unindex(block)
             block.ref_cnt = 1
-        if self._residency is not None:
-            self._residency.hand_out(taken)
+        if self._observer is not None and taken:
+            self._observer.blocks_taken(group_id, taken)
         return taken
 
-    def get_new_block(self) -> KVCacheBlock:
+    def get_new_block(self, group_id: int = 0) -> KVCacheBlock:
         """get_new_blocks(1)[0] without the lists: a running request takes one block in so many tokens."""
-        if self._observer is not None or self._residency is not None:
-            return self.get_new_blocks(1)[0]
+        if self._observer is not None:
+            return self.get_new_blocks(1, group_id)[0]
         block = self.free_queue.popleft()
         if block.block_hash is not None:
             self._num_free_cached -= 1
@@ -143,8 +145,8 @@ class BlockPool:
                 if block.block_hash is not None:
                     self._num_free_cached -= 1
             block.ref_cnt += 1
-        if self._residency is not None:
-            self._residency.access(blocks)
+        if self._observer is not None and blocks:
+            self._observer.blocks_touched(blocks)
 
     def free_blocks(self, blocks: list[KVCacheBlock]) -> None:
         """Drops one reference to each block, in the order in which they should be reused (callers: last block first).
@@ -279,8 +281,6 @@ class BlockPool:
                     self._num_free_cached -= 1
                 self._num_evicted += 1
                 self._unindex(block)
-        if self._residency is not None:
-            self._residency.end(blocks)
 
     def reset_prefix_cache(self) -> bool:
         """Takes every hash. False, with a warning to the observer, while requests hold blocks. O(blocks)."""
@@ -302,8 +302,6 @@ class BlockPool:
                 block.num_hash_tokens = 0
         for index in self.indexes:
             index.clear()
-        if self._residency is not None:
-            self._residency.reset()
         if self._observer is not None:
             self._observer.prefix_cache_reset()
         return True
@@ -311,8 +309,6 @@ class BlockPool:
     def check(self) -> None:
         """Proves the invariants of this module's docstring. O(blocks)."""
         self.free_queue.check()
-        if self._residency is not None:
-            self._residency.check()
         free_ids = set(self.free_queue.block_ids())
         carriers: dict[int, int] = {}
         num_free_cached = 0

@@ -1,4 +1,10 @@
-"""What the ledger tells whoever watches it. No observer, no cost: the ledger asks once per batch whether there is one.
+"""What the ledger tells whoever watches it: the one way to listen. No observer, no cost: the ledger asks once a batch
+whether there is one.
+
+    request_admitted        a request is about to get its first blocks: what was found for it, before anything changes
+    blocks_touched          hits, forks and pins: these blocks have one holder more
+    blocks_taken            these blocks are new for somebody, after blocks_evicted with those that were cached
+    blocks_filled, ...      what becomes a hit, and what is no more
 
 Subclass and override what you need. blocks_filled and prefix_cached are for observers that want positions; left alone
 they tell blocks_cached, and all the rest does nothing. An observer must not call back into the ledger, and what it is
@@ -11,6 +17,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.kv_cache_blocks import PrefixHit
 from kvledger.core.requests.request import Request
 
 
@@ -34,6 +41,17 @@ class GroupSizes:
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LedgerObserver:
     """Base of every observer. Interpreted subclasses are fine."""
+
+    def request_admitted(self, request: Request, hit: PrefixHit, num_external_tokens: int) -> None:
+        """allocate_slots is going to give the request its hit, blocks for so many external tokens, and its first new
+        ones; they are free. Everything is as the lookup saw it."""
+
+    def blocks_touched(self, blocks: list[KVCacheBlock]) -> None:
+        """Each got a holder more: it was a hit, is shared by a fork, copied, or pinned from outside. Null blocks, which
+        nobody holds, may stand among them."""
+
+    def blocks_taken(self, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        """These blocks came from the front of the free queue, for that group. They carry no hash (any more)."""
 
     def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
         """These blocks of the request became hits for others. In the order of the sequence, without null blocks."""
@@ -67,12 +85,27 @@ class LedgerObserver:
     def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
         """Warning: reset_prefix_cache did nothing, because blocks are in use."""
 
+    def check(self) -> None:
+        """Proves the observer's own invariants, whenever the ledger proves its own."""
+
 
 class LedgerObservers(LedgerObserver):
     """Several observers as one; each is told in the order given."""
 
     def __init__(self, observers: list[LedgerObserver]) -> None:
         self._observers: Final = observers
+
+    def request_admitted(self, request: Request, hit: PrefixHit, num_external_tokens: int) -> None:
+        for observer in self._observers:
+            observer.request_admitted(request, hit, num_external_tokens)
+
+    def blocks_touched(self, blocks: list[KVCacheBlock]) -> None:
+        for observer in self._observers:
+            observer.blocks_touched(blocks)
+
+    def blocks_taken(self, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        for observer in self._observers:
+            observer.blocks_taken(group_id, blocks)
 
     def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
         for observer in self._observers:
@@ -105,3 +138,40 @@ class LedgerObservers(LedgerObserver):
     def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
         for observer in self._observers:
             observer.prefix_cache_reset_refused(num_held_blocks)
+
+    def check(self) -> None:
+        for observer in self._observers:
+            observer.check()
+
+
+class CacheObserver(LedgerObserver):
+    """Tells another observer only what becomes a hit and what is no more, of blocks in a pool of their own: their ids
+    are those of other blocks in the ledger's pool."""
+
+    def __init__(self, observer: LedgerObserver) -> None:
+        self._observer: Final = observer
+
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        self._observer.blocks_cached(request, group_id, blocks)
+
+    def blocks_filled(
+        self, request: Request, group_id: int, blocks: list[KVCacheBlock], start: int, end: int, sizes: GroupSizes
+    ) -> None:
+        self._observer.blocks_filled(request, group_id, blocks, start, end, sizes)
+
+    def prefix_cached(
+        self, request: Request, group_id: int, block: KVCacheBlock, num_tokens: int, sizes: GroupSizes
+    ) -> None:
+        self._observer.prefix_cached(request, group_id, block, num_tokens, sizes)
+
+    def hashes_moved(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        self._observer.hashes_moved(source, target)
+
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        self._observer.blocks_evicted(blocks, cause)
+
+    def prefix_cache_reset(self) -> None:
+        self._observer.prefix_cache_reset()
+
+    def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
+        self._observer.prefix_cache_reset_refused(num_held_blocks)

@@ -116,7 +116,8 @@ class AlignedMambaManager(MambaManager):
         elif num_before > 0:
             held.last_state_index = num_before - 1
         self._leave_behind(held, num_entries - self.num_speculative_blocks - 1 - (1 if needs_checkpoint else 0))
-        taken = self.pool.get_new_blocks(max(num_entries - len(blocks), 0) + (1 if copies_tail else 0))
+        num_taken = max(num_entries - len(blocks), 0) + (1 if copies_tail else 0)
+        taken = self.pool.get_new_blocks(num_taken, self.group_id)
         changed: list[KVCacheBlock] = []
         if copies_tail:
             target = taken.pop(0)

@@ -77,7 +77,11 @@ class SingleTypeKVCacheManager(ABC):
         self.hashes_per_block: Final = self.block_size // policy.hash_block_size
         self._sizes: Final = GroupSizes(self.block_size, policy.hash_block_size, policy.num_hash_lookahead)
         self._copies: Final = context.copies
-        self._observer: Final = context.observer
+        self._observer: LedgerObserver | None = context.observer
+
+    def observe(self, observer: LedgerObserver) -> None:
+        """From now on this one is told, in the place of any other."""
+        self._observer = observer
 
     # Hits
 
@@ -233,7 +237,7 @@ class SingleTypeKVCacheManager(ABC):
         if missing <= 0:
             return
         if missing <= self.block_size:
-            block = self.pool.get_new_block()
+            block = self.pool.get_new_block(self.group_id)
             blocks.append(block)
             new_blocks.add_one(row, self.group_id, i32(num_held), block.block_id)
             return
@@ -308,7 +312,7 @@ class SingleTypeKVCacheManager(ABC):
         self.pool.touch(twin.blocks)
         if num_tokens % self.block_size != 0:
             source = held.blocks[num_full]
-            target = self.pool.get_new_blocks(1)[0]
+            target = self.pool.get_new_blocks(1, self.group_id)[0]
             twin.blocks.append(target)
             self.pool.touch([source, target])
             self._copies.order(self.group_id, source, target)
@@ -416,7 +420,7 @@ class SingleTypeKVCacheManager(ABC):
         num_missing = cdiv(num_slots, self.block_size) - len(held.blocks)
         if num_missing <= 0:
             return []
-        taken = self.pool.get_new_blocks(num_missing)
+        taken = self.pool.get_new_blocks(num_missing, self.group_id)
         held.blocks.extend(taken)
         return taken
 
@@ -427,7 +431,7 @@ class SingleTypeKVCacheManager(ABC):
         """
         source = held.shared_tail
         assert source is not None
-        target = self.pool.get_new_blocks(1)[0]
+        target = self.pool.get_new_blocks(1, self.group_id)[0]
         held.blocks[held.shared_tail_index] = target
         held.shared_tail = None
         self.pool.touch([target])

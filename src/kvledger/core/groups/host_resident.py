@@ -8,6 +8,7 @@ from mypy_extensions import mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool
+from kvledger.core.blocks.observer import CacheObserver, LedgerObserver
 from kvledger.core.groups.base import GroupBlocks, ManagerContext
 from kvledger.core.groups.full_attention import FullAttentionManager
 from kvledger.core.groups.policy import GroupPolicy
@@ -20,8 +21,14 @@ class HostResidentManager(FullAttentionManager):
     def __init__(self, spec: HostResidentSpec, group_id: int, context: ManagerContext, policy: GroupPolicy) -> None:
         super().__init__(spec, group_id, context, policy)
         self.device_pool: BlockPool = context.pool
-        self.pool = BlockPool(spec.num_host_blocks, len(context.pool.indexes), context.observer)
+        self.pool = BlockPool(spec.num_host_blocks, len(context.pool.indexes))
+        if context.observer is not None:
+            self.pool.observe(CacheObserver(context.observer))
         self.pool.link_pool(context.pool)
+
+    def observe(self, observer: LedgerObserver) -> None:
+        super().observe(observer)
+        self.pool.observe(CacheObserver(observer))
 
     def keeps_longer_hit(self) -> bool:
         return True

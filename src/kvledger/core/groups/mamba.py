@@ -97,7 +97,7 @@ class MambaManager(SingleTypeKVCacheManager):
         twin.blocks.extend([self.pool.null_block] * running)
         twin.num_cached_blocks = running
         twin.num_released_blocks = running
-        targets = self.pool.get_new_blocks(1 + self.num_speculative_blocks)
+        targets = self.pool.get_new_blocks(1 + self.num_speculative_blocks, self.group_id)
         twin.blocks.extend(targets)
         for index, target in enumerate(targets):
             source = held.blocks[running + index]

@@ -79,7 +79,7 @@ class CircularBufferManager(UnsharedManager):
 
     def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
         source = held.blocks[0]
-        target = self.pool.get_new_blocks(1)[0]
+        target = self.pool.get_new_blocks(1, self.group_id)[0]
         twin.blocks.append(target)
         self.pool.touch([source, target])
         self._copies.order(self.group_id, source, target)

@@ -15,6 +15,7 @@ from kvledger.core.blocks.block_pool import BlockPool
 from kvledger.core.blocks.holds import BlockCopies, OutsideHolds
 from kvledger.core.blocks.kv_cache_blocks import GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.core.blocks.new_blocks import NewBlocks
+from kvledger.core.blocks.observer import LedgerObserver
 from kvledger.core.groups.base import NEVER, GroupBlocks, ManagerContext, SingleTypeKVCacheManager
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import KVCacheConfig
@@ -45,7 +46,7 @@ class KVCacheCoordinator(ABC):
     """Owns the pool, one manager per group, and {request id: its blocks in each group}."""
 
     def __init__(self, config: KVCacheConfig, rules: LedgerRules) -> None:
-        self.pool: Final = BlockPool(config.num_blocks, len(config.groups), rules.observer, rules.residency)
+        self.pool: Final = BlockPool(config.num_blocks, len(config.groups), rules.observer)
         self.copies: Final = BlockCopies(self.pool)
         self.outside: Final = OutsideHolds(self.pool)
         context = ManagerContext(self.pool, self.copies, rules.observer)
@@ -92,6 +93,12 @@ class KVCacheCoordinator(ABC):
         for pool in self._pools:
             age += pool.num_losses
         return age
+
+    def observe(self, observer: LedgerObserver) -> None:
+        """From now on this one is told, in the place of any other."""
+        self.pool.observe(observer)
+        for manager in self.managers:
+            manager.observe(observer)
 
     # Who holds what
 

@@ -15,7 +15,6 @@ from mypy_extensions import i32, i64
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool, PoolOccupancy
-from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.holds import BlockCopy
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.core.blocks.new_blocks import NewBlocks, RunningSlots
@@ -41,9 +40,6 @@ from kvledger.core.ledger.spoiled_blocks import SpoiledBlocks
 from kvledger.core.requests.block_hash import BlockHasher, Sha256BlockHasher
 from kvledger.core.requests.request import Request
 from kvledger.core.units import IS_COMPILED, MAX_COUNT, require_ints, require_positive, whole_number
-from kvledger.core.watch.ghost_index import GhostIndex
-from kvledger.core.watch.miss_explainer import MissExplainer
-from kvledger.core.watch.prompt_split import MissConfig
 from kvledger.errors import RequestError, wrong_value
 
 
@@ -58,8 +54,7 @@ class KVCacheManager:
     None: at every boundary. `pins_shared_prefix`: also cache a state exactly where a shared prefix ends.
     `decisions`: the release of vLLM whose decisions are made, "0.33" or "0.32", or rules of your own.
     `context_parallel_size`: ranks that share out each block's tokens. `registry`: managers for your own specs.
-    `explain_misses`: find out why prompts miss, within these bounds; then `misses` tells.
-    `residency`: samples how long blocks stay.
+    `observer`: is told what happens from the start; observe() adds others.
     """
 
     def __init__(
@@ -78,19 +73,10 @@ class KVCacheManager:
         decisions: str | Decisions = LATEST_RELEASE,
         registry: ManagerRegistry | None = None,
         observer: LedgerObserver | None = None,
-        explain_misses: MissConfig | None = None,
-        residency: BlockResidency | None = None,
     ) -> None:
         require_positive("max_model_len", max_model_len, MAX_COUNT)
         if not 0.0 <= watermark < 1.0:
             raise wrong_value("watermark", watermark, "not a share of the pool", "give 0.0 up to below 1.0")
-        ghosts: GhostIndex | None = None
-        if explain_misses is not None:
-            # Compiled, the parameter's type has refused that already, with a TypeError.
-            if not isinstance(explain_misses, MissConfig):
-                raise wrong_value("explain_misses", explain_misses, "no bounds to remember in", "give MissConfig()")
-            ghosts = GhostIndex(len(config.groups), explain_misses.max_evicted_blocks)
-            observer = ghosts if observer is None else LedgerObservers([observer, ghosts])
         rules = LedgerRules(
             registry=ManagerRegistry() if registry is None else registry,
             max_model_len=max_model_len,
@@ -103,7 +89,6 @@ class KVCacheManager:
             pins_shared_prefix=pins_shared_prefix,
             decisions=decisions,
             observer=observer,
-            residency=residency,
         )
         if hasher is None:
             hasher = Sha256BlockHasher(rules.resolved_hash_block_size(config))
@@ -128,12 +113,7 @@ class KVCacheManager:
         self.holds_all_blocks: Final = self._coordinator.holds_all_blocks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
         self._lookups: Final = LookupCounter(len(config.groups))
-        # Why prompts missed; None unless that was asked for.
-        self.misses: Final[MissExplainer | None] = (
-            None
-            if explain_misses is None or ghosts is None
-            else MissExplainer(explain_misses, self._coordinator, ghosts, enable_caching)
-        )
+        self._observer: LedgerObserver | None = observer
         # Of the last allocate_slots that returned None.
         self.shortage: BlockShortage | None = None
 
@@ -146,6 +126,12 @@ class KVCacheManager:
     @property
     def coordinator(self) -> KVCacheCoordinator:
         return self._coordinator
+
+    def observe(self, observer: LedgerObserver) -> None:
+        """Adds an observer, who is told what happens from now on, after those that are there."""
+        known = self._observer
+        self._observer = observer if known is None else LedgerObservers([known, observer])
+        self._coordinator.observe(self._observer)
 
     # Counting
 
@@ -458,10 +444,10 @@ class KVCacheManager:
         return self._lookups.totals()
 
     def check(self) -> None:
-        """Proves the invariants of every layer. O(blocks): for tests, replay --check and hunting bugs."""
+        """Proves the invariants of every layer and every observer. O(blocks): for tests, replay --check and bugs."""
         self._coordinator.check()
-        if self.misses is not None:
-            self.misses.check()
+        if self._observer is not None:
+            self._observer.check()
 
     def _grow(
         self,
@@ -536,8 +522,8 @@ class KVCacheManager:
         if self._is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
             return None
         if held is None:
-            if self.misses is not None:
-                self.misses.account(request, hit, ranges.num_external)
+            if self._observer is not None:
+                self._observer.request_admitted(request, hit, ranges.num_external)
             held = coordinator.add(request)
             coordinator.attach(held, hit, ranges)
         new_blocks = coordinator.take_blocks(held, ranges)

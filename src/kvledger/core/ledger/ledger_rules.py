@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from kvledger.core.blocks.block_residency import BlockResidency
 from kvledger.core.blocks.observer import LedgerObserver
 from kvledger.core.groups.decisions import LATEST_RELEASE, Decisions, decisions_of
 from kvledger.core.groups.policy import DraftRule, GroupPolicy
@@ -28,7 +27,6 @@ class LedgerRules:
     pins_shared_prefix: bool = False
     decisions: str | Decisions = LATEST_RELEASE
     observer: LedgerObserver | None = None
-    residency: BlockResidency | None = None
 
     def __post_init__(self) -> None:
         require_positive("max_model_len", self.max_model_len, MAX_COUNT)

@@ -1,1 +1,1 @@
-"""Observers of the ledger: why a prompt missed, and what changed in the cache."""
+"""Observers of the ledger: why a prompt missed, how long blocks stay, and what changed in the cache."""

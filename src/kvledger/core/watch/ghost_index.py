@@ -27,7 +27,7 @@ from librt.vecs import append, pop, vec
 from mypy_extensions import i32, i64
 
 from kvledger.core.blocks.block import KVCacheBlock
-from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
+from kvledger.core.blocks.observer import EvictionCause
 from kvledger.core.blocks.prefix_index import PrefixIndex
 from kvledger.core.requests.request import Request
 from kvledger.errors import require
@@ -117,7 +117,7 @@ class GhostGroup:
         self.tops: Final[dict[int, EvictedRun]] = {}
 
 
-class GhostIndex(LedgerObserver):
+class GhostIndex:
     """One ledger's evictions. Groups that nobody follows are counted and not remembered."""
 
     def __init__(self, num_groups: int, max_blocks: int) -> None:

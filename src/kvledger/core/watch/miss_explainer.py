@@ -1,4 +1,9 @@
-"""MissExplainer: why a prompt was not a hit, to the token, at the moment of its admission.
+"""MissExplainer: an observer that says why a prompt was not a hit, to the token, at the moment of its admission.
+
+    manager = KVCacheManager(config, max_model_len)
+    misses = MissExplainer(manager, MissConfig())
+    ...
+    misses.new.split.as_dict(), misses.recent()
 
 It reads along the prompt with a cursor; each step charges the tokens up to some position to one cause, so that every
 token is charged once. Positions are rounded down to where hits can end: a token counts as evicted when, had nothing
@@ -10,10 +15,11 @@ groups lack stands under limited_by_group. In a ledger without such a group, the
 
 from typing import Final
 
+from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
-from kvledger.core.blocks.observer import EvictionCause
+from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
 from kvledger.core.groups.base import SingleTypeKVCacheManager
-from kvledger.core.ledger.coordinator import KVCacheCoordinator
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.request import Request
 from kvledger.core.units import round_down
 from kvledger.core.watch.content_twins import ContentTwins, Identity
@@ -26,18 +32,32 @@ from kvledger.core.watch.prompt_split import (
     PromptSplit,
     curve_blocks,
 )
+from kvledger.errors import wrong_value
 
 _REUSED: Final = EvictionCause.REUSED
 
 
-class MissExplainer:
-    """`new`: requests admitted for the first time; `resumed`: after a preemption, as vLLM counts them apart."""
+class MissExplainer(LedgerObserver):
+    """`ledger`: whose requests. `new`: those admitted for the first time; `resumed`: after a preemption, as vLLM counts
+    them apart."""
 
-    def __init__(self, config: MissConfig, coordinator: KVCacheCoordinator, ghosts: GhostIndex, enabled: bool) -> None:
-        """`ghosts`: has watched that coordinator's pool from its start. `enabled`: prefix caching is on."""
+    def __init__(self, ledger: KVCacheManager, config: MissConfig | None = None) -> None:
+        """Begins to listen to that ledger, which has served nobody yet; ConfigError if it has. `config`: bounds of what
+        is remembered."""
+        if ledger.occupancy().unused < ledger.num_usable_blocks:
+            problem = "it holds or caches blocks that this has not seen come"
+            raise wrong_value("ledger", ledger, problem, "make the explainer before the first request")
+        if config is None:
+            config = MissConfig()
+        # Compiled, the parameter's type has refused anything else already, with a TypeError.
+        if not isinstance(config, MissConfig):
+            raise wrong_value("config", config, "no bounds to remember in", "give MissConfig()")
+        coordinator = ledger.coordinator
+        enabled = ledger.enable_caching
+        ghosts = GhostIndex(coordinator.num_groups, config.max_evicted_blocks)
+        self.ledger: Final = ledger
         self.new: Final = MissTotals(coordinator.num_groups)
         self.resumed: Final = MissTotals(coordinator.num_groups)
-        self._coordinator: Final = coordinator
         self._ghosts: Final = ghosts
         # The newest one stands before _next, which goes round.
         self._recent: Final[list[PromptAccount]] = []
@@ -61,6 +81,7 @@ class MissExplainer:
         self._step: Final = max([manager.policy.hit_alignment for manager in cacheable]) if cacheable else 1
         self._any_draft: Final = any(manager.policy.any_draft for manager in cacheable)
         self._twins: Final[ContentTwins | None] = self._make_twins(config) if self._is_on else None
+        ledger.observe(self)
 
     @property
     def num_forgotten(self) -> int:
@@ -81,13 +102,15 @@ class MissExplainer:
         """The last admitted requests, the newest last."""
         return self._recent[self._next :] + self._recent[: self._next]
 
-    def account(self, request: Request, hit: PrefixHit, num_external: int) -> None:
-        """Explains a request that is about to be given these blocks. To be called before that changes the ledger."""
+    # What the ledger tells
+
+    def request_admitted(self, request: Request, hit: PrefixHit, num_external_tokens: int) -> None:
+        """Explains it."""
         is_resumed = request.num_preemptions > 0
         account = PromptAccount(request.request_id, request.num_tokens, is_resumed)
         split = account.split
         split.hit = hit.num_tokens
-        split.external = min(num_external, request.num_tokens - hit.num_tokens)
+        split.external = min(num_external_tokens, request.num_tokens - hit.num_tokens)
         if not self._is_on or request.skip_prefix_lookup:
             split.lookup_off = request.num_tokens - split.hit - split.external
         else:
@@ -98,6 +121,15 @@ class MissExplainer:
             return
         self._recent[self._next] = account
         self._next = (self._next + 1) % self._max_recent
+
+    def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        self._ghosts.blocks_cached(request, group_id, blocks)
+
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        self._ghosts.blocks_evicted(blocks, cause)
+
+    def prefix_cache_reset(self) -> None:
+        self._ghosts.prefix_cache_reset()
 
     def check(self) -> None:
         self._ghosts.check()

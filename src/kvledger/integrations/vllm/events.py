@@ -15,18 +15,17 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
 from kvledger.core.blocks.block import KVCacheBlock
-from kvledger.core.blocks.block_pool import BlockPool
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
 from kvledger.core.blocks.observer import EvictionCause, GroupSizes, LedgerObserver
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.request import Request
 
 
 class EventLog(LedgerObserver):
-    """Events since they were last taken. `pool` is set once there is a ledger: it is made with this as its observer."""
+    """Events of that ledger since they were last taken."""
 
-    pool: BlockPool
-
-    def __init__(self, kv_cache_config: Any, hash_block_size: int) -> None:
+    def __init__(self, kv_cache_config: Any, hash_block_size: int, ledger: KVCacheManager) -> None:
+        self._pool = ledger.block_pool
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._kinds = [(get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)) for spec in specs]
         self._hash_block_size = hash_block_size
@@ -70,7 +69,7 @@ class EventLog(LedgerObserver):
             return  # one event for all of them
         for block in blocks:
             assert block.block_hash is not None
-            for block_hash in (block.block_hash, *self.pool.further_hashes(block)):
+            for block_hash in (block.block_hash, *self._pool.further_hashes(block)):
                 name = maybe_convert_block_hash(block_hash)
                 self._events.append(BlockRemoved(block_hashes=[name], medium=MEDIUM_GPU, group_idx=block.group_id))
 

@@ -41,7 +41,7 @@ from kvledger.integrations.vllm.served import (
     require_equal_decisions,
 )
 from kvledger.integrations.vllm.specs import our_config
-from kvledger.integrations.vllm.watch import CallWatch
+from kvledger.integrations.vllm.watch import BlockZeroing, CallWatch
 
 logger = init_logger("vllm.plugins.kvledger")
 
@@ -87,8 +87,8 @@ class VllmKVCacheManager:
         self.log_stats = log_stats
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
-        events = EventLog(kv_cache_config, hash_block_size) if enable_kv_cache_events else None
-        self._watch = _make_watch(kv_cache_config, events, metrics_collector, enable_caching)
+        if metrics_collector is not None and has_states:
+            raise NotServedError("block residency metrics over recurrent states")
         try:
             self.ledger = KVCacheManager(
                 our_config(kv_cache_config, dcp_world_size),
@@ -101,19 +101,21 @@ class VllmKVCacheManager:
                 retention_interval=kv_cache_config.prefix_cache_retention_interval,
                 pins_shared_prefix=enable_mamba_shared_prefix_checkpoint,
                 context_parallel_size=dcp_world_size,
-                observer=None if self._watch is None else self._watch.observer(),
                 decisions="0.32",
             )
         except KVLedgerError as error:
             raise as_not_served(error)
-        self.block_pool = PoolView(self.ledger, hash_block_size, None if self._watch is None else self._watch.residency)
+        residency = None if metrics_collector is None else Residency(metrics_collector, enable_caching)
+        events = EventLog(kv_cache_config, hash_block_size, self.ledger) if enable_kv_cache_events else None
+        self._watch = _make_watch(kv_cache_config, events, residency)
+        if self._watch is not None:
+            self._watch.listen_to(self.ledger)
+        self.block_pool = PoolView(self.ledger, hash_block_size, residency)
         self.coordinator = CoordinatorView(self.ledger, kv_cache_config, self.block_pool)
         managers = self.ledger.coordinator.managers
         if managers[0].policy.base_block_size != scheduler_block_size:
             raise NotServedError(f"hits that end at multiples of {scheduler_block_size} tokens")
         self.mamba_shared_prefix_checkpoint = any(manager.policy.pins_shared_prefix for manager in managers)
-        if self._watch is not None:
-            self._watch.bind(self.ledger, self.block_pool.blocks)
         self.empty_kv_cache_blocks = NoBlocks(tuple(() for _ in managers))
         self._no_hit = self.ledger.coordinator.no_hit
         # Of every request that the ledger was asked about and that has not been freed.
@@ -171,7 +173,7 @@ class VllmKVCacheManager:
         hit = self._hit(new_computed_blocks, num_new_computed_tokens)
         watch = self._watch
         if watch is not None:
-            watch.begin(request, hit, num_external_computed_tokens)
+            watch.begin(request)
         blocks = self.ledger.allocate_slots(
             ours,
             num_new_tokens,
@@ -205,7 +207,7 @@ class VllmKVCacheManager:
 
     def take_new_block_ids(self) -> list[int]:
         """New blocks that the workers must zero. Only gathered where they do so."""
-        return [] if self._watch is None else self._watch.take_ids_to_zero()
+        return [] if self._watch is None or self._watch.zeroing is None else self._watch.zeroing.take()
 
     def take_events(self) -> list[Any]:
         return [] if self._watch is None or self._watch.events is None else self._watch.events.take()
@@ -275,8 +277,6 @@ class VllmKVCacheManager:
             self._watch.begin(request)
         # A stop inside drafted tokens leaves more computed than there are tokens.
         self.ledger.cache_blocks(ours, min(num_computed_tokens, ours.num_tokens))
-        if self._watch is not None:
-            self._watch.end(None)
 
     def free(self, request: Any) -> None:
         """Gives back the request's blocks, if it holds any."""
@@ -307,9 +307,9 @@ class VllmKVCacheManager:
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
         """The request's blocks from start_token on, a block's start, must be zeroed (again)."""
         held = self.ledger.coordinator.get(request_id)
-        if self._watch is not None and held is not None:
+        if self._watch is not None and self._watch.zeroing is not None and held is not None:
             for group_id, group in enumerate(self.coordinator.single_type_managers):
-                self._watch.zero(group_id, held.groups[group_id].blocks[start_token // group.block_size :])
+                self._watch.zeroing.add(group_id, held.groups[group_id].blocks[start_token // group.block_size :])
 
     # What a request holds
 
@@ -361,12 +361,9 @@ class VllmKVCacheManager:
 
     def _grow(self, request: Any, num_new_tokens: int, num_lookahead_tokens: int) -> Any:
         ours = self._ours(request)
-        watch = self._watch
-        if watch is not None:
-            watch.begin(request)
+        if self._watch is not None:
+            self._watch.begin(request)
         blocks = self.ledger.allocate_slots(ours, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens)
-        if watch is not None:
-            watch.end(blocks)
         return None if blocks is None else self._theirs(blocks)
 
     def _ours(self, request: Any, num_encoder_tokens: int = 0) -> Request:
@@ -407,19 +404,14 @@ def _draft_rule(kv_cache_config: Any, drops_last: bool, num_prefill_lookahead: i
     return DraftRule(num_prefill_lookahead) if drops_last else None
 
 
-def _make_watch(
-    kv_cache_config: Any, events: EventLog | None, collector: Any, enable_caching: bool
-) -> CallWatch | None:
+def _make_watch(kv_cache_config: Any, events: EventLog | None, residency: Residency | None) -> CallWatch | None:
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    if collector is not None and kv_cache_config.has_mamba_layers:
-        raise NotServedError("block residency metrics over recurrent states")
     zeroed = [
         group_id
         for group_id, spec in enumerate(specs)
         if isinstance(spec, AttentionSpec) and not isinstance(spec, CircularBufferSpec)
     ]
-    if not kv_cache_config.needs_kv_cache_zeroing:
-        zeroed = []
-    if events is None and collector is None and not zeroed:
+    zeroing = BlockZeroing(zeroed) if zeroed and kv_cache_config.needs_kv_cache_zeroing else None
+    if events is None and residency is None and zeroing is None:
         return None
-    return CallWatch(events, None if collector is None else Residency(collector, enable_caching), zeroed)
+    return CallWatch(events, residency, zeroing)

@@ -19,6 +19,8 @@ class PoolView(Partial):
         self._outside = ledger.coordinator.outside
         self._residency = residency
         self.blocks = BlockViews(self._pool.blocks)
+        if residency is not None:
+            residency.views = self.blocks
         self.null_block = self.blocks[0]
         self.num_gpu_blocks = self._pool.num_blocks
         self.enable_caching = ledger.enable_caching
@@ -44,10 +46,7 @@ class PoolView(Partial):
 
     def touch(self, blocks: Sequence[BlockView]) -> None:
         """Adds a reference to each, so that nobody is given it while, say, a connector reads it."""
-        ours = [block.ours for block in blocks]
-        self._outside.add(ours)
-        if self._residency is not None:
-            self._residency.touched(ours)
+        self._outside.add([block.ours for block in blocks])
 
     def free_blocks(self, ordered_blocks: Iterable[BlockView]) -> None:
         """Drops a reference for each mention of a block; to be reused in this order.
@@ -61,7 +60,7 @@ class PoolView(Partial):
         ids = [block_id for block_id in block_ids if block_id != 0]
         self._pool.evict_blocks(ids)
         if self._residency is not None:
-            self._residency.evicted([self._pool.blocks[block_id] for block_id in ids])
+            self._residency.named_for_eviction([self._pool.blocks[block_id] for block_id in ids])
 
 
 class FreeQueueView(Partial):

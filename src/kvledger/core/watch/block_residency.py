@@ -1,4 +1,4 @@
-"""BlockResidency: how long blocks stay, sampled. A pool without one pays nothing for it.
+"""BlockResidency: an observer of how long blocks stay, sampled.
 
 Of the blocks that the pool hands out a share is followed until it hands them out again (or their hashes are taken):
 
@@ -15,6 +15,7 @@ from math import log
 from typing import Final
 
 from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
 from kvledger.core.record import Record
 from kvledger.errors import require, wrong_value
 
@@ -55,8 +56,8 @@ class _Sample:
         return BlockStay(now - self.born, now - self.last_access, gaps)
 
 
-class BlockResidency:
-    """Follows a share `sample_rate` of the blocks that one pool hands out.
+class BlockResidency(LedgerObserver):
+    """Follows a share `sample_rate` of the blocks that one ledger hands out.
 
     `clock`: seconds; asked only when something happens to a followed block. `seed`: which blocks are followed.
     """
@@ -87,12 +88,12 @@ class BlockResidency:
         self._ends = []
         return ends
 
-    # For the pool
+    # What the ledger tells
 
-    def hand_out(self, blocks: list[KVCacheBlock]) -> None:
+    def blocks_taken(self, group_id: int, blocks: list[KVCacheBlock]) -> None:
         """These blocks get new content: their stay ends, and another one begins."""
         if self._num_samples > 0:
-            self.end(blocks)
+            self._end(blocks)
         num_blocks = len(blocks)
         if self._num_to_skip >= num_blocks:
             self._num_to_skip -= num_blocks
@@ -104,7 +105,7 @@ class BlockResidency:
             position += 1 + self._draw()
         self._num_to_skip = position - num_blocks
 
-    def access(self, blocks: list[KVCacheBlock]) -> None:
+    def blocks_touched(self, blocks: list[KVCacheBlock]) -> None:
         """These blocks were hits."""
         if self._num_samples == 0:
             return
@@ -117,7 +118,23 @@ class BlockResidency:
                 if sample is not None:
                     sample.access(self._clock())
 
-    def end(self, blocks: list[KVCacheBlock]) -> None:
+    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
+        """Blocks that are reused are taken right away; what a reset takes is told at once."""
+        if cause is EvictionCause.EVICTED and self._num_samples > 0:
+            self._end(blocks)
+
+    def prefix_cache_reset(self) -> None:
+        """The whole cache is forgotten: no stay ends as it would have, so none is told."""
+        self._samples = []
+        self._num_samples = 0
+        self._ends = []
+
+    def check(self) -> None:
+        """Proves that the followed blocks are counted."""
+        num_samples = len([sample for sample in self._samples if sample is not None])
+        require(num_samples == self._num_samples, f"{num_samples} blocks are followed, {self._num_samples} counted")
+
+    def _end(self, blocks: list[KVCacheBlock]) -> None:
         """These blocks lose their content."""
         samples = self._samples
         num_known = len(samples)
@@ -129,17 +146,6 @@ class BlockResidency:
                     samples[block_id] = None
                     self._num_samples -= 1
                     self._keep(sample.end(self._clock()))
-
-    def reset(self) -> None:
-        """The whole cache is forgotten: no stay ends as it would have, so none is told."""
-        self._samples = []
-        self._num_samples = 0
-        self._ends = []
-
-    def check(self) -> None:
-        """Proves that the followed blocks are counted."""
-        num_samples = len([sample for sample in self._samples if sample is not None])
-        require(num_samples == self._num_samples, f"{num_samples} blocks are followed, {self._num_samples} counted")
 
     def _begin(self, block_id: int, now: float) -> None:
         samples = self._samples
