@@ -37,6 +37,7 @@ from kvledger import (
     KVCacheGroupSpec,
     MambaSpec,
     MissConfig,
+    MissExplainer,
     MLAAttentionSpec,
     MultiModalItem,
     NewBlocks,
@@ -103,7 +104,8 @@ class Run:
 
     def __init__(self) -> None:
         self.bills: list[RequestAccount] = []
-        self.manager = ledger(5, explain_misses=MissConfig())
+        self.manager = ledger(5)
+        self.misses = MissExplainer(self.manager)
         accounting = kvledger.scheduler.RequestAccounting(self.manager, on_finish=self.bills.append)
         self.scheduler = Scheduler(self.manager, SchedulerConfig(max_num_seqs=2), accounting=accounting)
         for name in "abc":
@@ -143,14 +145,14 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "KVCacheGroupSpec": full_group,
     "MambaSpec": lambda: MambaSpec(16, ((4, 8), (3,)), ("float32", "bfloat16"), mamba_cache_mode="align"),
     "MissConfig": lambda: MissConfig(max_accounts=7),
-    "MissTotals": lambda: Run().manager.misses.new,
+    "MissTotals": lambda: Run().misses.new,
     "MLAAttentionSpec": lambda: MLAAttentionSpec(64, 576, alignment=512),
     "MultiModalItem": lambda: MultiModalItem("9af3", 4, 20),
     "NewBlocks": new_blocks,
     "PoolOccupancy": lambda: admitted_ledger().occupancy(),
     "PrefixCacheStats": lambda: admitted_ledger().prefix_cache_totals(),
-    "PromptAccount": lambda: Run().manager.misses.recent()[-1],
-    "PromptSplit": lambda: Run().manager.misses.recent()[-1].split,
+    "PromptAccount": lambda: Run().misses.recent()[-1],
+    "PromptSplit": lambda: Run().misses.recent()[-1].split,
     "RunningSlots": lambda: RunningSlots(4, new_blocks()),
     "SinkFullAttentionSpec": lambda: SinkFullAttentionSpec(16, 8, 128, sink_len=16),
     "SlidingWindowMLASpec": lambda: SlidingWindowMLASpec(64, 576, sliding_window=512),
