@@ -11,7 +11,7 @@ from kvledger.models.shards import WHOLE, Weight, linear
 # Families whose feed-forward part has two matrices instead of three (no gate).
 UNGATED = (
     "gpt2", "opt", "whisper", "falcon", "bloom", "mpt", "gpt_neox", "gptj", "starcoder2", "gpt_bigcode", "phi",
-    "nemotron", "nemotron_h",
+    "nemotron", "nemotron_h", "bert", "roberta", "xlm-roberta",
 )  # fmt: skip
 # Activations that stand alone: a layer with one of them has no gate, whatever its family.
 UNGATED_ACTIVATIONS = ("relu2", "xielu")

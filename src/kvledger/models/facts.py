@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvledger.errors import ConfigError
 from kvledger.models.config import JSON, ModelConfig
-from kvledger.models.families import model_layers
+from kvledger.models.families import ENCODERS, is_encoder, model_layers
 from kvledger.models.layers import Layer
 from kvledger.models.quantization import KVScheme, checkpoint_kv_scheme
 
@@ -70,7 +70,7 @@ class ModelFacts:
     @property
     def is_pooling(self) -> bool:
         """Loaded for embeddings or scores."""
-        return self.config.architecture.endswith(POOLING_SUFFIXES) or self.config.flag("is_causal") is False
+        return self.config.architecture.endswith(POOLING_SUFFIXES) or is_encoder(self.config)
 
     @property
     def is_compressed(self) -> bool:
@@ -158,8 +158,11 @@ def engine_dtype(facts: ModelFacts, asked: str, compute_capability: float) -> st
     if asked != "auto":
         return {"half": "float16", "float": "float32"}.get(asked, asked)
     dtype = facts.checkpoint_dtype
+    is_pooled = facts.config.model_type in ENCODERS or (
+        facts.is_pooling and facts.config.architecture.endswith("Model")
+    )
     if dtype == "float32":
-        dtype = "float16" if facts.is_pooling and facts.config.architecture.endswith("Model") else "bfloat16"
+        dtype = "float16" if is_pooled else "bfloat16"
     if dtype == "float16" and facts.config.model_type in NO_FLOAT16:
         dtype = "bfloat16"
     # bfloat16 needs compute capability 8.0.

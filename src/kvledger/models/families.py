@@ -38,6 +38,8 @@ from kvledger.models.patterns import (
 
 # Families that have kv_lora_rank but cache expanded keys and values, not the latent vector.
 EXPANDED_LATENTS = ("minicpm3",)
+# Bidirectional encoders, which have no class that decodes.
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "new")
 # Layers behind the last ones of their kind reuse those caches (Gemma 3n, Gemma 4).
 SHARED_TAIL = "num_kv_shared_layers"
 # Parts of field names that mark a cache which this version cannot size; an unknown family that has one is refused.
@@ -336,14 +338,19 @@ def searched_blocks(config: ModelConfig) -> list[Layer]:
 
 def no_layers(config: ModelConfig) -> list[Layer]:
     """A bidirectional encoder: nothing is decoded, so nothing is kept."""
-    config.note("is_causal is false: an encoder keeps no KV cache")
+    config.note("an encoder: nothing is decoded, so it keeps no KV cache")
     return []
+
+
+def is_encoder(config: ModelConfig) -> bool:
+    """Every token sees every other, so that nothing of one can be kept for the next."""
+    return config.model_type in ENCODERS or config.flag("is_causal") is False
 
 
 Family = Callable[[ModelConfig], list[Layer]]
 # The first whose test holds decides; the order matters where a config has the fields of several.
 FAMILIES: tuple[tuple[str, Callable[[ModelConfig], bool], Family], ...] = (
-    ("bidirectional encoder", lambda c: c.flag("is_causal") is False, no_layers),
+    ("bidirectional encoder", is_encoder, no_layers),
     ("encoder-decoder", lambda c: c.flag("is_encoder_decoder") is True and c.has("decoder_layers"), encoder_decoder),
     ("cross-attention layers", lambda c: bool(c.integers("cross_attention_layers")), cross_layers),
     ("compressed latents", lambda c: bool(c.integers("compress_ratios")), compressed),

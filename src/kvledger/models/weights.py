@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvledger.core.units import round_up
 from kvledger.models.config import ModelConfig, integer
 from kvledger.models.experts import feed_forward
+from kvledger.models.families import is_encoder
 from kvledger.models.layers import (
     AttentionCache,
     CrossCache,
@@ -36,6 +37,9 @@ TIED_BY_DEFAULT = (
     "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "cohere", "cohere2", "gpt2", "opt", "whisper",
     "bloom", "falcon", "minicpm", "minicpm3", "starcoder2", "granitemoehybrid", "lfm2", "lfm2_moe", "mpt", "phi3small",
 )  # fmt: skip
+
+# Families whose positions are learned.
+LEARNED_POSITIONS = ("gpt2", "opt", "gpt_bigcode", "whisper", "bert", "roberta", "xlm-roberta")
 
 # Families whose attention output has a gate where the config does not say.
 GATED_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe")
@@ -107,6 +111,9 @@ def weight_bytes(weight: Weight, scheme: WeightScheme | None, dtype_bytes: int) 
 
 def is_tied(config: ModelConfig) -> bool:
     """Whether the output embedding is the input embedding; the outer config of a multimodal model decides."""
+    if is_encoder(config):
+        # What it makes of a text is a vector, so there is no output embedding at all.
+        return True
     outer = config.root.get("tie_word_embeddings")
     tied = outer if isinstance(outer, bool) else config.flag("tie_word_embeddings")
     return config.model_type in TIED_BY_DEFAULT if tied is None else tied
@@ -119,7 +126,10 @@ def embeddings(config: ModelConfig) -> Iterator[Weight]:
     yield Weight("embed_tokens", size, FIRST_STAGE, WHOLE if config.model_type in WHOLE_EMBEDDINGS else ANY)
     if not is_tied(config):
         yield Weight(OUTPUT_HEAD, size, LAST_STAGE, linear=True)
-    if config.model_type in ("gpt2", "opt", "gpt_bigcode", "whisper"):
+    kinds = config.number("type_vocab_size", 0) or 0
+    if is_encoder(config) and kinds:
+        yield Weight("token_type_embeddings", kinds * hidden, FIRST_STAGE, WHOLE)
+    if config.model_type in LEARNED_POSITIONS:
         positions = config.number("max_position_embeddings") or config.number("n_positions") or 0
         positions = positions or config.number("max_target_positions") or 0
         yield Weight("embed_positions", positions * hidden, FIRST_STAGE, WHOLE)

@@ -14,7 +14,7 @@ from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, PlanRequest, make_plan
 from kvledger.plan.refusal import Refusal, RefusedError
-from kvledger.plan.versions import NEWEST_VERSION, VERSIONS, version_rules
+from kvledger.plan.versions import NEWEST_VERSION, VERSIONS, unknown_class_note, version_rules
 from kvledger.plan.ways_out import ways_out
 
 # The card that decides defaults where the memory is given and no card is.
@@ -60,6 +60,9 @@ def build_request(asked: Asked) -> PlanRequest:
         config.note(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
     facts = model_facts(config)
     rules = version_rules(asked.vllm_version or NEWEST_VERSION)
+    note = unknown_class_note(rules, config.architecture)
+    if note:
+        config.note(note)
     return PlanRequest(facts, asked.options, tuple(map(find_gpu, names)), rules, (asked.measured,))
 
 

@@ -1,6 +1,8 @@
 """What differs between vLLM releases. A release is a row; where a row is not enough, one small function reads it."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from kvledger.errors import wrong_value
 
@@ -33,6 +35,23 @@ def version_rules(name: str) -> VersionRules:
     if rules is None:
         raise wrong_value("--vllm-version", name, "not a release that is modelled", "use " + " or ".join(VERSIONS))
     return rules
+
+
+@cache
+def known_classes() -> dict[str, tuple[str, ...]]:
+    """Architecture -> the releases that have a class for it (data/vllm_classes.tsv)."""
+    lines = (files("kvledger.plan") / "data/vllm_classes.tsv").read_text().splitlines()
+    return {name: tuple(releases.split()) for name, releases in (line.split("\t") for line in lines)}
+
+
+def unknown_class_note(rules: VersionRules, architecture: str) -> str:
+    """What to know of an architecture that the release has no class for; "" where it has one."""
+    if not architecture or rules.name in known_classes().get(architecture, ()):
+        return ""
+    return (
+        f"vLLM {rules.name} has no class {architecture}: it would try transformers' own or refuse; planned by the "
+        "fields of the config"
+    )
 
 
 def gdn_checkpoint_step(rules: VersionRules, compute_capability: float, key_head_dim: int) -> int:

@@ -6,10 +6,11 @@ import pytest
 
 from kvledger.models.config import ModelConfig, read_config
 from kvledger.models.facts import model_facts
+from kvledger.models.families import model_layers
 from kvledger.models.module_names import ModuleSet
 from kvledger.models.quantization import weight_scheme
 from kvledger.models.shards import Ranks
-from kvledger.models.weights import rank_weight_bytes
+from kvledger.models.weights import model_weights, rank_weight_bytes
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -100,3 +101,33 @@ def test_four_bits_with_a_scale_for_each_group() -> None:
 )
 def test_listed_modules_cover_ours(listed: str, key: str, covered: bool) -> None:
     assert ModuleSet([listed]).covers(key) is covered
+
+
+# Config of an encoder, and the parameters that its model card gives, in millions (without a head).
+ENCODERS = {
+    "bert": (
+        {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+        | {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2},
+        109.5,
+    ),
+    "xlm-roberta": (
+        {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+        | {"vocab_size": 250002, "max_position_embeddings": 514, "type_vocab_size": 1},
+        560,
+    ),
+    "modernbert": (
+        {"hidden_size": 768, "num_hidden_layers": 22, "num_attention_heads": 12, "intermediate_size": 1152}
+        | {"vocab_size": 50368, "max_position_embeddings": 8192},
+        149,
+    ),
+}
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_encoders_keep_nothing_and_have_the_weights_of_their_model_cards(model_type: str) -> None:
+    fields, millions = ENCODERS[model_type]
+    made = read_config("encoder", "test", {"model_type": model_type, "architectures": ["TheModel"], **fields})
+    layers = tuple(model_layers(made))
+    assert layers == ()
+    params = sum(weight.params for weight in model_weights(made, layers))
+    assert params / 1e6 == pytest.approx(millions, rel=0.01)

@@ -6,6 +6,7 @@ import pytest
 
 from kvledger.plan.backends import FLASH_ATTN, FLASHINFER, TRITON_ATTN, TRITON_MLA
 from kvledger.plan.refusal import CONTEXT_RANKS, HEADS, NO_BACKEND, STATE_BLOCKS, RefusedError
+from kvledger.plan.versions import VERSIONS, unknown_class_note, version_rules
 from tests.unit.plan.planning import CACHE_40_GIB, LLAMA_8B, made_up, plan
 
 GIVEN: dict[str, Any] = {"kv_cache_memory_bytes": CACHE_40_GIB}
@@ -174,3 +175,24 @@ def test_without_chunks_a_step_holds_the_longest_prompt() -> None:
     assert whole.max_num_batched_tokens == 131_072
     short = plan(LLAMA_8B, **GIVEN, enable_chunked_prefill=False, max_model_len=2048).settings
     assert short.max_num_batched_tokens == 8192
+
+
+# Classes
+
+
+def test_an_encoder_has_one_block_and_weights_of_two_bytes() -> None:
+    model = made_up(model_type="bert", architectures=["BertModel"], torch_dtype="float32", type_vocab_size=2)
+    planned = plan(model, gpu="L4")
+    assert planned.keeps_nothing
+    assert planned.num_blocks == 1
+    assert planned.settings.dtype == "float16"
+    assert any("keeps no KV cache" in note for note in planned.facts.config.notes)
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+def test_a_class_that_the_release_lacks_is_said(release: str) -> None:
+    rules = version_rules(release)
+    assert "has no class DbrxXForCausalLM" in unknown_class_note(rules, "DbrxXForCausalLM")
+    assert unknown_class_note(rules, "LlamaForCausalLM") == ""
+    # Come with 0.33.
+    assert ("has no class" in unknown_class_note(rules, "AliceAIForCausalLM")) == (release == "0.32")
