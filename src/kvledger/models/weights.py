@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvledger.core.units import round_up
 from kvledger.models.config import ModelConfig, integer
 from kvledger.models.experts import feed_forward
-from kvledger.models.families import is_encoder
+from kvledger.models.families import ENCODERS
 from kvledger.models.layers import (
     AttentionCache,
     CrossCache,
@@ -111,7 +111,7 @@ def weight_bytes(weight: Weight, scheme: WeightScheme | None, dtype_bytes: int) 
 
 def is_tied(config: ModelConfig) -> bool:
     """Whether the output embedding is the input embedding; the outer config of a multimodal model decides."""
-    if is_encoder(config):
+    if config.model_type in ENCODERS:
         # What it makes of a text is a vector, so there is no output embedding at all.
         return True
     outer = config.root.get("tie_word_embeddings")
@@ -127,7 +127,7 @@ def embeddings(config: ModelConfig) -> Iterator[Weight]:
     if not is_tied(config):
         yield Weight(OUTPUT_HEAD, size, LAST_STAGE, linear=True)
     kinds = config.number("type_vocab_size", 0) or 0
-    if is_encoder(config) and kinds:
+    if config.model_type in ENCODERS and kinds:
         yield Weight("token_type_embeddings", kinds * hidden, FIRST_STAGE, WHOLE)
     if config.model_type in LEARNED_POSITIONS:
         positions = config.number("max_position_embeddings") or config.number("n_positions") or 0
