@@ -24,7 +24,6 @@ from kvledger.integrations.vllm.plugin import SWITCH, install, ledger_in_place, 
 from kvledger.integrations.vllm.served import (
     NotServedError,
     require_connector,
-    require_equal_decisions,
     require_version,
 )
 from tests.plugin.manager_pair import MAX_MODEL_LEN
@@ -142,7 +141,6 @@ def test_what_is_not_served_is_left_to_vllm_with_one_line(log: list[str]) -> Non
     ("layout", "changes", "reason"),
     [
         (SINK, {}, "SinkFullAttentionSpec, a kind of KV cache that it does not know"),
-        (FULL, {"num_hash_lookahead_tokens": 1}, "drafts whose block hashes cover the tokens behind a block"),
         (FULL, {"shiny": 1}, "shiny, which is new in vLLM 0.32.0"),
         (FULL, {"scheduler_block_size": 8}, "hits that end at multiples of 8 tokens"),
         (FULL, {"num_prefill_lookahead": 1}, "a draft model whose hits keep their last block"),
@@ -214,15 +212,6 @@ def test_an_unknown_vllm_is_refused_unless_forced(version: str) -> None:
 def test_known_versions() -> None:
     for version in ("0.32.0", "0.32.1+cpu", "0.33.0", "0.33.1.dev3+gabc"):
         require_version(version)
-
-
-def test_what_0_33_decides_differently_is_left_to_it() -> None:
-    require_equal_decisions("0.32.0", drops_last=True, lookahead=0, caches_states=True)
-    require_equal_decisions("0.33.0", drops_last=False, lookahead=0, caches_states=False)
-    with pytest.raises(NotServedError, match=r"drafts with vLLM 0\.33\.0"):
-        require_equal_decisions("0.33.0", drops_last=True, lookahead=0, caches_states=False)
-    with pytest.raises(NotServedError, match=r"cached recurrent states with vLLM 0\.33\.0"):
-        require_equal_decisions("0.33.0", drops_last=False, lookahead=0, caches_states=True)
 
 
 def test_connectors() -> None:

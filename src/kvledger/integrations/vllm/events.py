@@ -24,8 +24,12 @@ from kvledger.core.requests.request import Request
 class EventLog(LedgerObserver):
     """Events of that ledger since they were last taken."""
 
-    def __init__(self, kv_cache_config: Any, hash_block_size: int, ledger: KVCacheManager) -> None:
+    def __init__(
+        self, kv_cache_config: Any, hash_block_size: int, ledger: KVCacheManager, num_hash_lookahead: int = 0
+    ) -> None:
         self._pool = ledger.block_pool
+        # Tokens behind a block that its hash covers as well.
+        self._num_ahead = num_hash_lookahead
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._kinds = [(get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)) for spec in specs]
         self._hash_block_size = hash_block_size
@@ -84,8 +88,13 @@ class EventLog(LedgerObserver):
         extra_keys: list[Any] = []
         feature = 0
         for block_end in ends:
-            keys, feature = generate_block_hash_extra_keys(request, block_end - block_size, block_end, feature)
+            keys, feature = self._extra_keys(request, block_end - block_size, block_end, feature)
             extra_keys.append(keys)
+        # A field that vLLM 0.32 does not have.
+        ahead: dict[str, Any] = {}
+        if self._num_ahead > 0:
+            tokens = request.all_token_ids
+            ahead["lookahead_token_ids"] = [tokens[block_end : block_end + self._num_ahead] for block_end in ends]
         lora = request.lora_request
         kind, window = self._kinds[group_id]
         self._events.append(
@@ -102,5 +111,13 @@ class EventLog(LedgerObserver):
                 kv_cache_spec_kind=kind,
                 kv_cache_spec_sliding_window=window,
                 session_id=request.session_id,
+                **ahead,
             )
         )
+
+    def _extra_keys(self, request: Any, start: int, end: int, feature: int) -> tuple[Any, int]:
+        if self._num_ahead == 0:
+            return generate_block_hash_extra_keys(request, start, end, feature)  # type: ignore[no-any-return]
+        from vllm.v1.core.kv_cache_utils import generate_lookahead_block_hash_extra_keys
+
+        return generate_lookahead_block_hash_extra_keys(request, start, end, end + self._num_ahead, feature)  # type: ignore[no-any-return]

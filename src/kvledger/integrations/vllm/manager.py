@@ -23,6 +23,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
+from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, decisions_of
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.block_hash import GivenBlockHasher
@@ -37,8 +38,8 @@ from kvledger.integrations.vllm.residency import Residency
 from kvledger.integrations.vllm.served import (
     NotServedError,
     as_not_served,
+    parsed_version,
     require_connector,
-    require_equal_decisions,
 )
 from kvledger.integrations.vllm.specs import our_config
 from kvledger.integrations.vllm.watch import BlockZeroing, CallWatch
@@ -77,9 +78,6 @@ class VllmKVCacheManager:
         if pcp_world_size > 1:
             raise NotServedError("prefill context parallelism")
         has_states = kv_cache_config.has_mamba_layers
-        require_equal_decisions(
-            vllm.__version__, use_eagle, num_hash_lookahead_tokens, caches_states=has_states and enable_caching
-        )
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -97,16 +95,18 @@ class VllmKVCacheManager:
                 hasher=GivenBlockHasher(hash_block_size),
                 watermark=watermark,
                 max_in_flight_tokens=max_in_flight_tokens,
-                drafts=_draft_rule(kv_cache_config, use_eagle, num_prefill_lookahead),
+                drafts=_draft_rule(kv_cache_config, use_eagle, num_prefill_lookahead, num_hash_lookahead_tokens),
                 retention_interval=kv_cache_config.prefix_cache_retention_interval,
                 pins_shared_prefix=enable_mamba_shared_prefix_checkpoint,
                 context_parallel_size=dcp_world_size,
-                decisions="0.32",
+                decisions=_release(),
             )
         except KVLedgerError as error:
             raise as_not_served(error)
         residency = None if metrics_collector is None else Residency(metrics_collector, enable_caching)
-        events = EventLog(kv_cache_config, hash_block_size, self.ledger) if enable_kv_cache_events else None
+        events: EventLog | None = None
+        if enable_kv_cache_events:
+            events = EventLog(kv_cache_config, hash_block_size, self.ledger, num_hash_lookahead_tokens)
         self._watch = _make_watch(kv_cache_config, events, residency)
         if self._watch is not None:
             self._watch.listen_to(self.ledger)
@@ -396,12 +396,24 @@ class VllmKVCacheManager:
         return hit
 
 
-def _draft_rule(kv_cache_config: Any, drops_last: bool, num_prefill_lookahead: int) -> DraftRule | None:
-    """vLLM 0.32 drops the last block of a hit for every draft model; with a switch of its own it does not."""
+def _release() -> str:
+    """The release whose decisions are made: the installed one, or for one that is forced the newest that is known."""
+    release = ".".join(map(str, parsed_version(vllm.__version__)))
+    return release if release in RELEASES else LATEST_RELEASE
+
+
+def _draft_rule(
+    kv_cache_config: Any, drops_last: bool, num_prefill_lookahead: int, num_hash_lookahead: int
+) -> DraftRule | None:
+    """vLLM's arguments about a draft model. 0.32 drops the last block of its hits, or half of it with a switch."""
+    if num_hash_lookahead > 0:
+        return DraftRule(num_hash_lookahead, hashes_ahead=True)
+    if drops_last:
+        return DraftRule(num_prefill_lookahead, hashes_ahead=False)
     marked = any(group.is_eagle_group for group in kv_cache_config.kv_cache_groups)
-    if not drops_last and (marked or num_prefill_lookahead > 0):
+    if (marked or num_prefill_lookahead > 0) and not decisions_of(_release()).hashes_ahead:
         raise NotServedError("a draft model whose hits keep their last block")
-    return DraftRule(num_prefill_lookahead) if drops_last else None
+    return DraftRule(num_prefill_lookahead, values_depend_on_next=False) if num_prefill_lookahead > 0 else None
 
 
 def _make_watch(kv_cache_config: Any, events: EventLog | None, residency: Residency | None) -> CallWatch | None:

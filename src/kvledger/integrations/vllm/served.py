@@ -1,6 +1,6 @@
 """Which vLLM and which configurations the ledger serves. The rest is left to vLLM's own manager, with the reason.
 
-Decisions are those of vLLM 0.32. Where 0.33 decides differently, it is asked to decide itself.
+The ledger decides as the vLLM that it is in does.
 """
 
 import re
@@ -43,21 +43,6 @@ def require_connector(connector: str | None, num_groups: int, has_states: bool) 
         raise NotServedError(f"recurrent states that {connector} takes over")
     if num_groups > 1 and connector in _ASK_EACH_GROUP:
         raise NotServedError(f"{connector} over {num_groups} groups, of which it asks for the hits of each")
-
-
-def require_equal_decisions(version: str, drops_last: bool, lookahead: int, caches_states: bool) -> None:
-    """NotServedError where that vLLM decides unlike 0.32.
-
-    `drops_last`: a draft model's hits lose their last block. `lookahead`: tokens behind a block that its hash covers.
-    """
-    if lookahead > 0:
-        raise NotServedError("drafts whose block hashes cover the tokens behind a block")
-    if parsed_version(version) <= OLDEST:
-        return
-    if drops_last:
-        raise NotServedError(f"drafts with vLLM {version}, which keeps other blocks for them than 0.32")
-    if caches_states:
-        raise NotServedError(f"cached recurrent states with vLLM {version}, which lets requests start in other steps")
 
 
 def as_not_served(error: KVLedgerError) -> NotServedError:

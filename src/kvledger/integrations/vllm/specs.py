@@ -13,12 +13,12 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from kvledger.core.groups import spec as ours
 from kvledger.core.groups.spec import MAMBA_CACHE_MODES, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
-from kvledger.core.units import DTYPE_BYTES
+from kvledger.core.units import DTYPE_BYTES, MAX_COUNT
 from kvledger.errors import KVLedgerError
 from kvledger.integrations.vllm.served import NotServedError, as_not_served
 
 # An encoder's length is not in vLLM's spec; it asks for the slots of each request, and so this bound never matters.
-_ANY_ENCODER_LENGTH: Final = 1 << 40
+_ANY_ENCODER_LENGTH: Final = MAX_COUNT
 # What vLLM keeps less of when a retention interval is set.
 _SPARSE: Final = (vllm_specs.SlidingWindowSpec, vllm_specs.MambaSpec)
 _DTYPE_OF_SIZE: Final = {1: "uint8", 2: "float16", 4: "float32"}
