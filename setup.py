@@ -80,11 +80,17 @@ def extensions() -> list[Extension]:
     if missing is not None:
         announce_pure_build(missing)
         return []
+    sys.path.insert(0, str(Path(__file__).parent))
     from mypyc.build import mypycify
+
+    from native_docs import complete
 
     made: list[Extension] = mypycify(
         ["--strict", *COMPILED], opt_level=OPT_LEVEL, group_name="kvledger", multi_file=True
     )
+    for source in COMPILED:
+        module = ".".join(Path(source).with_suffix("").parts[1:])
+        complete(Path("build", f"__native_{module.replace('.', '___')}.c"), Path(source))
     if os.name != "nt":
         flags = [HIDDEN, LINK_TIME] if OPT_LEVEL != "0" and optimizes_when_linking() else [HIDDEN]
         for extension in made:

@@ -27,7 +27,7 @@ if [ "$mode" = pure ]; then
 else
   place=$PWD/build/reference
   # What the build depends on; the interpreter decides which compiled files can be loaded.
-  sources=$(find src/kvledger pyproject.toml setup.py -type f -not -name "*.pyc" -print0 | sort -z | xargs -0 sha256sum)
+  sources=$(find src/kvledger pyproject.toml setup.py native_docs.py -type f -not -name "*.pyc" -print0 | sort -z | xargs -0 sha256sum)
   stamp=$(printf '%s %s %s\n' "$sources" "$python" "${KVLEDGER_OPT_LEVEL:-3}" | sha256sum)
   if [ "$(cat "$place/stamp" 2> /dev/null)" != "$stamp" ]; then
     echo "compiling kvledger for the reference" >&2
