@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.config import with_overrides
-from kvledger.models.facts import model_facts
+from kvledger.models.facts import ModelFacts, model_facts
 from kvledger.models.sources import load_model
 from kvledger.plan.counts import parse_count, parse_length, parse_number
-from kvledger.plan.gpus import find_gpu
+from kvledger.plan.gpus import BY_SIZE, Gpu, custom_gpu, find_gpu
 from kvledger.plan.logs import LogFacts
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
 from kvledger.plan.options import EngineOptions
@@ -19,6 +19,8 @@ from kvledger.plan.ways_out import ways_out
 
 # The card that decides defaults where the memory is given and no card is.
 DEFAULT_GPU = "H100"
+# Where the kernels of compressed latents (DeepSeek-V4) run.
+COMPRESSED_CAPABILITIES = (9, 10)
 GIB = 1 << 30
 
 
@@ -45,25 +47,54 @@ def build_request(asked: Asked) -> PlanRequest:
     """The request. ConfigError when the model or the card is missing or not known."""
     if asked.model is None:
         raise ConfigError("MODEL is missing: give a config.json, a directory, a hub id or a bundled name")
+    cards = asked_cards(asked)
+    config = load_model(asked.model)
+    if asked.hf_overrides:
+        config = with_overrides(config, asked.hf_overrides)
+    facts = model_facts(config)
+    for note in card_notes(asked, cards, facts):
+        config.note(note)
+    rules = version_rules(asked.vllm_version or NEWEST_VERSION)
+    note = unknown_class_note(rules, config.architecture)
+    if note:
+        config.note(note)
+    return PlanRequest(facts, asked.options, cards, rules, (asked.measured,))
+
+
+def asked_cards(asked: Asked) -> tuple[Gpu, ...]:
+    """The card of each pipeline stage, or one for all. ConfigError where nothing says how much memory there is."""
+    given = asked.measured.total_bytes
+    if asked.gpu is None and given is not None:
+        return (custom_gpu(given),)
     has_memory = asked.options.kv_cache_memory_bytes is not None or asked.measured.available_bytes is not None
     if asked.gpu is None and not has_memory:
-        raise ConfigError("--gpu is missing: give a card (like H100), or --kv-cache-memory-bytes for the cache alone")
+        raise ConfigError(
+            "--gpu is missing: give a card (like H100) or its size (like 24GB), --gpu-memory-gib, or "
+            "--kv-cache-memory-bytes for the cache alone"
+        )
     names = (asked.gpu or DEFAULT_GPU).split(",")
     stages = asked.options.pipeline_parallel_size
     if len(names) not in (1, stages):
         problem = f"{len(names)} cards for {stages} pipeline stages"
         raise wrong_value("--gpu", asked.gpu, problem, "give one card, or one for each stage")
-    config = load_model(asked.model)
-    if asked.hf_overrides:
-        config = with_overrides(config, asked.hf_overrides)
-    if asked.gpu is None:
-        config.note(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
-    facts = model_facts(config)
-    rules = version_rules(asked.vllm_version or NEWEST_VERSION)
-    note = unknown_class_note(rules, config.architecture)
-    if note:
-        config.note(note)
-    return PlanRequest(facts, asked.options, tuple(map(find_gpu, names)), rules, (asked.measured,))
+    return tuple(map(find_gpu, names))
+
+
+def card_notes(asked: Asked, cards: tuple[Gpu, ...], facts: ModelFacts) -> list[str]:
+    """What is assumed of the cards, and where they may not do."""
+    notes = []
+    if asked.gpu is None and asked.measured.total_bytes is None:
+        notes.append(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
+    for card in dict.fromkeys(cards):
+        capability = card.compute_capability
+        if card.source == BY_SIZE:
+            notes.append(f"{card.name}: kernels are those of compute capability {capability}; --gpu names one")
+        elif not capability:
+            notes.append(f"{card.name} is planned with the rules of CUDA cards: its own kernels may want other blocks")
+        elif facts.is_compressed and int(capability) not in COMPRESSED_CAPABILITIES:
+            kind = facts.config.model_type
+            notes.append(f"{card.name}: the kernels of {kind} are for compute capability 9.0 and 10.x")
+    return notes
 
 
 def answer(request: PlanRequest) -> Plan | Refusal:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
-from kvledger.errors import ConfigError
+from kvledger.errors import ConfigError, wrong_value
 
 TABLE = "data/gpus.tsv"
 UNSOURCED = "from memory"
@@ -30,6 +30,12 @@ USUAL: dict[str, str] = {
     "b200": "NVIDIA B200",
     "b300": "NVIDIA B300 SXM",
     "rtx6000": "NVIDIA RTX 6000 Ada Generation",
+    "rtx5000": "NVIDIA RTX 5000 Ada Generation",
+    "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell (Server/Workstation)",
+    "rtxpro5000": "NVIDIA RTX PRO 5000 Blackwell 48GB",
+    "jetsonthor": "NVIDIA Jetson AGX Thor",
+    "jetsonorin": "NVIDIA Jetson AGX Orin 64GB",
+    "dgxspark": "NVIDIA GB10 / DGX Spark",
     "mi300": "AMD Instinct MI300X",
 }
 
@@ -38,7 +44,7 @@ USUAL: dict[str, str] = {
 class Gpu:
     """One card. `total_bytes`: what CUDA reports, which the utilization is a share of; its range where it varies.
 
-    `compute_capability` 0: not an NVIDIA card. `sourced`: every figure used here was looked up, not remembered.
+    `compute_capability` 0: not a CUDA card. `sourced`: its memory was looked up, not remembered.
     `bandwidth_bytes_s` and `peak_flops` (dense, 16 bits): 0 where they are not known.
     """
 
@@ -81,7 +87,7 @@ def gpu_of(row: dict[str, str]) -> Gpu | None:
         high,
         float(capability.group()) if capability else 0.0,
         source,
-        UNSOURCED not in source,
+        UNSOURCED not in source.split("; speeds:")[0],
         first_number(row["bandwidth_GB_s"]) * 1e9,
         first_number(row["bf16_dense_TFLOPs"]) * 1e12,
     )
@@ -97,18 +103,62 @@ def squeezed(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("tesla", "").replace("geforce", ""))
 
 
+# Bytes of a card by the GB on its box: what error correction and the driver take, over the cards of the table.
+SHARE_OF_BOX = (0.915, 0.97, 0.998)
+# Compute capability of a card of which only the size is known.
+USUAL_CAPABILITY = 8.9
+BY_SIZE = "its size, given by the user"
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)", re.IGNORECASE)
+
+
+def custom_gpu(total_bytes: int, low: int = 0, high: int = 0) -> Gpu:
+    """A card that is known by its memory alone: a CUDA card of the Ada generation."""
+    return Gpu(
+        f"a card of {total_bytes / GIB:.1f} GiB",
+        total_bytes,
+        low or total_bytes,
+        high or total_bytes,
+        USUAL_CAPABILITY,
+        BY_SIZE,
+        sourced=True,
+    )
+
+
+def gpu_of_size(box_gb: float) -> Gpu:
+    """A card with that many GB on its box."""
+    low, usual, high = (int(box_gb * GIB * share) for share in SHARE_OF_BOX)
+    return custom_gpu(usual, low, high)
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a name, without those that tell no card from another."""
+    return {squeezed(word) for word in re.split(r"[\s/()-]+", name)} - {""}
+
+
+def nearest(found: list[Gpu], asked: str) -> list[Gpu]:
+    """Those whose name ends with what was asked, so that 5070 is not the 5070 Ti; all where none does."""
+    return [gpu for gpu in found if squeezed(gpu.name).endswith(asked)] or found
+
+
 def find_gpu(name: str) -> Gpu:
-    """The card of that name or part of a name. ConfigError lists the candidates when none or several differ."""
+    """The card of that name, part of a name or size (24GB). ConfigError lists the candidates when none or several
+    differ.
+    """
+    size = SIZE.fullmatch(name.strip())
+    if size is not None:
+        return gpu_of_size(float(size.group(1)))
     asked = squeezed(name)
+    if not asked:
+        raise wrong_value("--gpu", name, "names no card", "give one like H100, or its size, like 24GB")
     usual = USUAL.get(asked)
     for gpu in gpus():
         if gpu.name == usual or squeezed(gpu.name) == asked:
             return gpu
-    words = [gpu for gpu in gpus() if asked in {squeezed(word) for word in re.split(r"[\s/()-]+", gpu.name)}]
-    found = words or [gpu for gpu in gpus() if asked and asked in squeezed(gpu.name)]
+    words = [gpu for gpu in gpus() if asked in words_of(gpu.name) or words_of(name) <= words_of(gpu.name)]
+    found = nearest(words or [gpu for gpu in gpus() if asked in squeezed(gpu.name)], asked)
     if found and max(gpu.total_bytes for gpu in found) - min(gpu.total_bytes for gpu in found) <= GIB // 4:
         return found[0]
     names = [gpu.name for gpu in found] or get_close_matches(name, [gpu.name for gpu in gpus()], 8, 0.3)
     problem = "several cards match" if found else f"not in the table of {len(gpus())} cards"
-    fix = "use one of: " if found else "give --kv-cache-memory-bytes instead, or a card like "
+    fix = "use one of: " if found else "give its size (24GB), --kv-cache-memory-bytes instead, or a card like "
     raise ConfigError(f"--gpu={name!r}: {problem}; {fix}{', '.join(names)}")

@@ -3,7 +3,9 @@
 import pytest
 
 from kvledger.errors import ConfigError
+from kvledger.plan.ask import Asked, build_request
 from kvledger.plan.gpus import find_gpu, gpus
+from kvledger.plan.memory import MeasuredMemory
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import make_plan
 from kvledger.plan.pool import longest_that_fits, pipeline_stages
@@ -180,3 +182,66 @@ def test_release_rules() -> None:
         None,
         None,
     ]
+
+
+# Names as people write them -> the card, or the first words of what is said.
+CARDS = {
+    "5070 Ti": "NVIDIA GeForce RTX 5070 Ti",
+    "RTX 5070": "NVIDIA GeForce RTX 5070",
+    "rtx-4080": "NVIDIA GeForce RTX 4080",
+    "4080 SUPER": "NVIDIA GeForce RTX 4080 SUPER",
+    "3090 Ti": "NVIDIA GeForce RTX 3090 Ti",
+    "3090": "NVIDIA GeForce RTX 3090",
+    "Strix Halo": "AMD Ryzen AI Max+ 395 / Strix Halo (Radeon 8060S)",
+    "Jetson Thor": "NVIDIA Jetson AGX Thor",
+    "DGX Spark": "NVIDIA GB10 / DGX Spark",
+    "RTX PRO 6000": "NVIDIA RTX PRO 6000 Blackwell (Server/Workstation)",
+    "RTX PRO 5000 72GB": "NVIDIA RTX PRO 5000 Blackwell 72GB",
+    "MI325X": "AMD Instinct MI325X",
+    "MI355X": "AMD Instinct MI355X",
+    "T4": "Tesla T4",
+    "h100-pcie": "NVIDIA H100 PCIe 80GB",
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_not_its_neighbour(name: str) -> None:
+    assert find_gpu(name).name == CARDS[name]
+
+
+def test_every_name_of_the_table_finds_its_row() -> None:
+    for gpu in gpus():
+        assert find_gpu(gpu.name) == gpu
+
+
+@pytest.mark.parametrize(("size", "low", "high"), [("24GB", 21.9, 24), ("16 gb", 14.6, 16), ("80GiB", 73, 80)])
+def test_a_card_by_its_size_alone(size: str, low: float, high: float) -> None:
+    card = find_gpu(size)
+    assert gib(low) - 1 <= card.low_bytes < card.total_bytes < card.high_bytes <= gib(high)
+    # Every card of the table with that many GB on its box lies in the range.
+    for name in {"24GB": ("L4", "4090", "3090 Ti", "A10"), "16 gb": ("5080", "4080"), "80GiB": ("H100", "A100")}[size]:
+        assert card.low_bytes <= find_gpu(name).total_bytes <= card.high_bytes
+
+
+def test_measured_memory_is_enough_of_a_card() -> None:
+    asked = Asked("Qwen/Qwen3-8B", None, None, EngineOptions(), MeasuredMemory(total_bytes=gib(15.9)))
+    request = build_request(asked)
+    assert request.gpu.total_bytes == gib(15.9)
+    assert any("a card of 15.9 GiB: kernels are those of" in note for note in request.facts.config.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "words"),
+    [
+        ("Qwen/Qwen3-8B", "MI300X", "planned with the rules of CUDA cards"),
+        ("Qwen/Qwen3-8B", "Google TPU v6e", "planned with the rules of CUDA cards"),
+        ("Qwen/Qwen3-8B", "Intel Gaudi 3", "planned with the rules of CUDA cards"),
+        ("Qwen/Qwen3-8B", "24GB", "--gpu names one"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "A100", "are for compute capability 9.0 and 10.x"),
+    ],
+)
+def test_what_is_not_known_of_a_card_is_said(model: str, gpu: str, words: str) -> None:
+    notes = build_request(Asked(model, gpu, None, EngineOptions())).facts.config.notes
+    assert any(words in note for note in notes)
+    silent = build_request(Asked(model, "H200", None, EngineOptions())).facts.config.notes
+    assert not any(words in note for note in silent)
