@@ -7,7 +7,8 @@ KVLedgerError (ValueError)
         RequestTooLargeError   the request needs more blocks than the whole pool has
     BlockError             a block is used against its state: freed twice, freed while free, unknown id
     OutOfBlocksError       more blocks were asked for than are free
-InvariantError (Exception) check() found a broken invariant: a bug in this library
+InvariantError (Exception) check() found a broken invariant: a bug in this library, or a change that was interrupted
+UnfinishedChangeError (Exception) a call comes within another's change, or after one that was interrupted
 StallError (Exception)     requests wait, and for many steps none made progress; says why each of them waits
 
 "It does not fit right now" is no error: allocate_slots returns None for that.
@@ -43,7 +44,11 @@ class OutOfBlocksError(KVLedgerError):
 
 
 class InvariantError(Exception):
-    """check() found a broken invariant."""
+    """check() found a broken invariant, or a change that was interrupted."""
+
+
+class UnfinishedChangeError(Exception):
+    """A change is under way, or never ended: an observer calls back, or MemoryError or an interrupt came in between."""
 
 
 class StallError(Exception):

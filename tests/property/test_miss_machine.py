@@ -66,7 +66,7 @@ class MissMachine(RuleBasedStateMachine):
         manager = self.manager
         hit = manager.get_computed_blocks(request)
         external = min(external, request.num_tokens - 1 - hit.num_tokens)
-        manager._hasher.refresh(request)
+        manager._hashes.refresh(request)
         expected = self.explained(request, hit.num_tokens, external)
         num_new = min(chunk, request.num_tokens - hit.num_tokens - external)
         blocks = manager.allocate_slots(request, num_new, hit, num_external_computed_tokens=external)

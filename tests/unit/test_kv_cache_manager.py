@@ -576,7 +576,7 @@ def test_a_fork_that_does_not_fit_changes_nothing() -> None:
 def test_wrong_forks_are_refused() -> None:
     manager = ledger(usable=8)
     a = request("a", 6)
-    refuses(manager, RequestError, "no fork of 'a'", lambda: manager.fork(a, a.twin("b")))
+    refuses(manager, UnknownRequestError, "'a': holds no blocks", lambda: manager.fork(a, a.twin("b")))
     admit(manager, a)
     refuses(manager, RequestError, "no fork of 'a': their first 6", lambda: manager.fork(a, request("b", other(6))))
     refuses(manager, RequestError, "no fork of 'a'", lambda: manager.fork(a, request("b", 5)))

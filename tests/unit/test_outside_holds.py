@@ -38,7 +38,7 @@ def test_a_block_released_twice_in_one_call_needs_two_holds() -> None:
 def test_blocks_of_a_detached_request_are_the_callers() -> None:
     manager = ledger(usable=4)
     a = admitted(manager, "a", 6)
-    blocks = manager.coordinator.detach("a")
+    blocks = manager.detach(a)
     assert [int(block.block_id) for block in blocks] == [1, 2]
     assert not manager.holds_blocks(a)
     assert manager.num_free_blocks == 2
@@ -46,7 +46,7 @@ def test_blocks_of_a_detached_request_are_the_callers() -> None:
     manager.coordinator.outside.release(blocks[::-1])
     assert free_order(manager) == [2, 3, 4, 1]
     with pytest.raises(UnknownRequestError):
-        manager.coordinator.detach("a")
+        manager.detach(a)
     manager.check()
 
 

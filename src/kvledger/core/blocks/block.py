@@ -95,10 +95,12 @@ class FreeKVCacheBlockQueue:
             return taken
         blocks = self._blocks
         next_id: i32 = self._seam.next_free_id
+        # The list first: only that can run out of memory.
         for _ in range(num_blocks):
             block = blocks[next_id]
             taken.append(block)
             next_id = block.next_free_id
+        for block in taken:
             block.prev_free_id = UNLINKED
             block.next_free_id = UNLINKED
         self._seam.next_free_id = next_id

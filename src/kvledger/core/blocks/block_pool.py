@@ -268,11 +268,15 @@ class BlockPool:
         """What a block answers for beyond block_hash: shorter prefixes that end inside it. Mostly nothing."""
         return self._more_hashes.get(block.block_id, []).copy()
 
-    def evict_blocks(self, block_ids: list[int]) -> None:
-        """Takes the hashes of these blocks, held or free; their place in the queue stays. BlockError on a wrong id."""
+    def require_ids(self, block_ids: list[int]) -> None:
+        """BlockError for an id that no block of tokens has."""
         for block_id in block_ids:
             if not 0 < block_id < self.num_blocks:
                 raise BlockError(f"block_ids: {block_id} is not from 1 to {self.num_blocks - 1}; nothing was evicted")
+
+    def evict_blocks(self, block_ids: list[int]) -> None:
+        """Takes the hashes of these blocks, held or free; their place in the queue stays. BlockError on a wrong id."""
+        self.require_ids(block_ids)
         blocks = [self.blocks[block_id] for block_id in dict.fromkeys(block_ids)]
         self._announce_eviction(blocks, EvictionCause.EVICTED)
         for block in blocks:

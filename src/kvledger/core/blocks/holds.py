@@ -34,6 +34,10 @@ class OutsideHolds:
             if block.block_id != 0:
                 self._num_held[block] = self._num_held.get(block, 0) + 1
 
+    def require_held(self, blocks: list[KVCacheBlock]) -> None:
+        """BlockError for one that is not held outside as often as it is mentioned."""
+        self._left_after(blocks)
+
     def release(self, blocks: list[KVCacheBlock]) -> None:
         """Drops a reference for each mention of a block, which is reused in the order of last mentions.
 
@@ -116,6 +120,10 @@ class BlockCopies:
         if len(copies) > 1:
             copies.sort(key=_group_of)
         return copies
+
+    def require_held(self, copies: list[BlockCopy]) -> None:
+        """BlockError for one that was released before."""
+        self._held.require_held(self._ends_of(copies))
 
     def release(self, copies: list[BlockCopy]) -> None:
         """The workers have made these copies. BlockError, changing nothing, for one that was released before."""

@@ -7,8 +7,9 @@ whether there is one.
     blocks_filled, ...      what becomes a hit, and what is no more
 
 Subclass and override what you need. blocks_filled and prefix_cached are for observers that want positions; left alone
-they tell blocks_cached, and all the rest does nothing. An observer must not call back into the ledger, and what it is
-given is only valid during the call.
+they tell blocks_cached, and all the rest does nothing. What an observer is given is only valid during the call, and
+reading the ledger is all that it may do then: to change it is refused (UnfinishedChangeError). Its exceptions surface
+from the call that it was told within, once that is complete: nothing is undone by them, and other observers are told.
 """
 
 from enum import Enum
@@ -93,54 +94,54 @@ class LedgerObservers(LedgerObserver):
     """Several observers as one; each is told in the order given."""
 
     def __init__(self, observers: list[LedgerObserver]) -> None:
-        self._observers: Final = observers
+        self.observers: Final = observers
 
     def request_admitted(self, request: Request, hit: PrefixHit, num_external_tokens: int) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.request_admitted(request, hit, num_external_tokens)
 
     def blocks_touched(self, blocks: list[KVCacheBlock]) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.blocks_touched(blocks)
 
     def blocks_taken(self, group_id: int, blocks: list[KVCacheBlock]) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.blocks_taken(group_id, blocks)
 
     def blocks_cached(self, request: Request, group_id: int, blocks: list[KVCacheBlock]) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.blocks_cached(request, group_id, blocks)
 
     def blocks_filled(
         self, request: Request, group_id: int, blocks: list[KVCacheBlock], start: int, end: int, sizes: GroupSizes
     ) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.blocks_filled(request, group_id, blocks, start, end, sizes)
 
     def prefix_cached(
         self, request: Request, group_id: int, block: KVCacheBlock, num_tokens: int, sizes: GroupSizes
     ) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.prefix_cached(request, group_id, block, num_tokens, sizes)
 
     def hashes_moved(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.hashes_moved(source, target)
 
     def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.blocks_evicted(blocks, cause)
 
     def prefix_cache_reset(self) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.prefix_cache_reset()
 
     def prefix_cache_reset_refused(self, num_held_blocks: int) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.prefix_cache_reset_refused(num_held_blocks)
 
     def check(self) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             observer.check()
 
 

@@ -40,7 +40,8 @@ def require_sound_growth(request: Request, num_new_tokens: int, max_model_len: i
         raise RequestError(
             f"num_new_tokens={num_new_tokens}: a step of request {request.request_id!r} needs a token to compute"
         )
-    new_end = request.num_computed_tokens + num_new_tokens
+    # As Python's integers: what is asked for may be more than 64 bits hold.
+    new_end = int(request.num_computed_tokens) + num_new_tokens
     if new_end > max_model_len:
         raise too_long(request, new_end, max_model_len)
 
@@ -74,8 +75,9 @@ def require_sound_start(
         )
 
 
-def require_sound_fork(parent: Request, child: Request, child_holds_blocks: bool) -> None:
-    """The child has no blocks yet and starts with the tokens that the parent's workers have computed."""
+def require_sound_fork(parent: Request, child: Request, child_holds_blocks: bool, num_forkable_tokens: int) -> None:
+    """The child has no blocks yet and starts with the tokens that the parent's workers have computed, into blocks that
+    the parent holds."""
     num_tokens = parent.num_processed_tokens
     if child_holds_blocks:
         raise RequestError(f"request {child.request_id!r} holds blocks already; a fork starts without any")
@@ -83,4 +85,9 @@ def require_sound_fork(parent: Request, child: Request, child_holds_blocks: bool
         raise RequestError(
             f"request {child.request_id!r} is no fork of {parent.request_id!r}: their first {num_tokens} computed "
             "tokens differ, or there are none"
+        )
+    if num_tokens > num_forkable_tokens:
+        raise RequestError(
+            f"request {parent.request_id!r} counts {num_tokens} computed tokens and holds blocks for "
+            f"{num_forkable_tokens}: num_computed_tokens is wrong; nothing was changed"
         )

@@ -317,6 +317,10 @@ class SingleTypeKVCacheManager(ABC):
             self.pool.touch([source, target])
             self._copies.order(self.group_id, source, target)
 
+    def num_forkable_tokens(self, held: GroupBlocks) -> int:
+        """Tokens that the request has blocks for, so that a fork can share them."""
+        return len(held.blocks) * self.block_size
+
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
         """Blocks that num_forks forks at num_tokens tokens take."""
         return num_forks if num_tokens % self.block_size != 0 else 0

@@ -88,6 +88,9 @@ class MambaManager(SingleTypeKVCacheManager):
             and self.pool.answers_for(block, hashes[num_units - 1], self.group_id)
         )
 
+    def num_forkable_tokens(self, held: GroupBlocks) -> int:
+        return (len(held.blocks) - self.num_speculative_blocks) * self.block_size
+
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
         return num_forks * (1 + self.num_speculative_blocks)
 

@@ -47,6 +47,9 @@ class CrossAttentionManager(UnsharedManager):
     def num_slots(self, held: GroupBlocks) -> int:
         return NEVER
 
+    def num_forkable_tokens(self, held: GroupBlocks) -> int:
+        return NEVER
+
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
         return 0
 
@@ -72,6 +75,9 @@ class CircularBufferManager(UnsharedManager):
         return num_valid_tokens if at_end else round_down(num_valid_tokens, self.block_size)
 
     def num_slots(self, held: GroupBlocks) -> int:
+        return NEVER if held.blocks else 0
+
+    def num_forkable_tokens(self, held: GroupBlocks) -> int:
         return NEVER if held.blocks else 0
 
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:

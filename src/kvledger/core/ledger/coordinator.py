@@ -290,36 +290,38 @@ class KVCacheCoordinator(ABC):
             group.num_cached_blocks = min(group.num_cached_blocks, num_tokens // manager.block_size)
         self.measure(held)
 
-    def free(self, request_id: str) -> None:
+    def free(self, held: RequestBlocks) -> None:
         """Gives back all blocks of a request."""
-        held = self.require_held(request_id)
         for group_id, manager in enumerate(self.managers):
             manager.free(held.groups[group_id])
         held.request.quiet_end = 0
-        del self._held[request_id]
+        del self._held[held.request.request_id]
 
-    def detach(self, request_id: str) -> list[KVCacheBlock]:
+    def detach(self, held: RequestBlocks) -> list[KVCacheBlock]:
         """Forgets the request, but not its blocks, null ones left out: they are held outside now, in this order."""
-        held = self.require_held(request_id)
         blocks = [block for group in held.groups for block in group.blocks if block.block_id != 0]
         self.outside.adopt(blocks)
         held.request.quiet_end = 0
-        del self._held[request_id]
+        del self._held[held.request.request_id]
         return blocks
 
-    def fork(self, parent_id: str, child: Request, num_tokens: int) -> KVCacheBlocks | None:
+    def fork(self, parent: RequestBlocks, child: Request, num_tokens: int) -> KVCacheBlocks:
         """Lets the child share the parent's blocks for the first num_tokens tokens; what is not shared is copied.
 
-        None, changing nothing, when the blocks to copy into are not free.
+        REQUIRES that the parent has them, and num_blocks_to_fork free.
         """
-        parent = self.require_held(parent_id)
-        if self.num_blocks_to_fork(parent, num_tokens, 1) > self.pool.num_free_blocks:
-            return None
         held = self.add(child)
         for group_id, manager in enumerate(self.managers):
             manager.fork(parent.groups[group_id], held.groups[group_id], num_tokens)
         self.measure(held)
         return self.blocks_of(held)
+
+    def num_forkable_tokens(self, held: RequestBlocks) -> int:
+        """The most tokens that a request has blocks for in every group, so that a fork can share them."""
+        num_tokens = NEVER
+        for group_id, manager in enumerate(self.managers):
+            num_tokens = min(num_tokens, manager.num_forkable_tokens(held.groups[group_id]))
+        return num_tokens
 
     def num_blocks_to_fork(self, held: RequestBlocks, num_tokens: int, num_forks: int) -> int:
         num_blocks = 0

@@ -6,7 +6,9 @@
     new = manager.allocate_running(requests, [1, 1, ...])      # the same for many requests, in one call
     manager.free(request)                                      # finished or preempted
 
-Every call either does all of its work or changes nothing. One owner thread.
+Every call either does all of its work or changes nothing; what observers raise surfaces when it is done. Only where
+MemoryError or an interrupt comes in the midst of a change is the ledger half changed: check() names the change then,
+and every further call is refused (core/change.py). One owner thread.
 """
 
 from typing import Final, SupportsIndex
@@ -18,7 +20,19 @@ from kvledger.core.blocks.block_pool import BlockPool, PoolOccupancy
 from kvledger.core.blocks.holds import BlockCopy
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, BlockShortage, GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.core.blocks.new_blocks import NewBlocks, RunningSlots
-from kvledger.core.blocks.observer import EvictionCause, LedgerObserver, LedgerObservers
+from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
+from kvledger.core.blocks.observer_relay import ObserverRelay
+from kvledger.core.change import (
+    ADMITTING,
+    AT_REST,
+    CACHING,
+    COPYING,
+    EVICTING,
+    FORKING,
+    FREEING,
+    RESETTING,
+    Change,
+)
 from kvledger.core.groups.allocation_checks import (
     require_sound_fork,
     require_sound_growth,
@@ -32,6 +46,7 @@ from kvledger.core.groups.registry import ManagerRegistry
 from kvledger.core.groups.slot_ranges import SlotRanges, growth_ranges, remaining_ranges, sequence_ranges, start_ranges
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.ledger.coordinator import KVCacheCoordinator, RequestBlocks
+from kvledger.core.ledger.hash_door import HashDoor
 from kvledger.core.ledger.hit_check import require_current
 from kvledger.core.ledger.hit_search import make_coordinator
 from kvledger.core.ledger.ledger_rules import LedgerRules
@@ -77,6 +92,9 @@ class KVCacheManager:
         require_positive("max_model_len", max_model_len, MAX_COUNT)
         if not 0.0 <= watermark < 1.0:
             raise wrong_value("watermark", watermark, "not a share of the pool", "give 0.0 up to below 1.0")
+        self._change: Final = Change("ledger")
+        # None until somebody listens.
+        self._relay: ObserverRelay | None = None if observer is None else ObserverRelay([observer])
         rules = LedgerRules(
             registry=ManagerRegistry() if registry is None else registry,
             max_model_len=max_model_len,
@@ -88,7 +106,7 @@ class KVCacheManager:
             context_parallel_size=context_parallel_size,
             pins_shared_prefix=pins_shared_prefix,
             decisions=decisions,
-            observer=observer,
+            observer=self._relay,
         )
         if hasher is None:
             hasher = Sha256BlockHasher(rules.resolved_hash_block_size(config))
@@ -99,7 +117,7 @@ class KVCacheManager:
         self.max_model_len: Final = max_model_len
         self._max_end: Final[i64] = max_model_len
         self.enable_caching: Final = enable_caching
-        self._hasher: Final = hasher
+        self._hashes: Final = HashDoor(hasher)
         self._hash_block_size: Final = hasher.block_size
         self._coordinator: Final[KVCacheCoordinator] = make_coordinator(config, rules)
         self._pool: Final = self._coordinator.pool
@@ -113,7 +131,6 @@ class KVCacheManager:
         self.holds_all_blocks: Final = self._coordinator.holds_all_blocks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
         self._lookups: Final = LookupCounter(len(config.groups))
-        self._observer: LedgerObserver | None = observer
         # Of the last allocate_slots that returned None.
         self.shortage: BlockShortage | None = None
 
@@ -129,9 +146,11 @@ class KVCacheManager:
 
     def observe(self, observer: LedgerObserver) -> None:
         """Adds an observer, who is told what happens from now on, after those that are there."""
-        known = self._observer
-        self._observer = observer if known is None else LedgerObservers([known, observer])
-        self._coordinator.observe(self._observer)
+        self._change.require_at_rest()
+        if self._relay is None:
+            self._relay = ObserverRelay([])
+            self._coordinator.observe(self._relay)
+        self._relay.add(observer)
 
     # Counting
 
@@ -204,11 +223,12 @@ class KVCacheManager:
         The last token is always computed, because its logits are needed. Changes nothing; the hit belongs to the
         request only once allocate_slots takes it. RequestError for a request that holds blocks.
         """
+        self._change.require_at_rest()
         if self._coordinator.get(request.request_id) is not None:
             raise RequestError(f"request {request.request_id!r} holds blocks already; look up before allocate_slots")
         if not self.enable_caching or request.skip_prefix_lookup:
             return self._no_hit
-        self._hasher.refresh(request)
+        self._hashes.refresh(request)
         return self._coordinator.find_longest_hit(request.block_hashes, request.num_tokens - 1)
 
     def whole_blocks_of(self, hit: PrefixHit) -> PrefixHit:
@@ -244,6 +264,7 @@ class KVCacheManager:
         number out of range, a step without tokens, a hit for a request that holds blocks or whose blocks cache
         something else by now, and computed tokens without blocks.
         """
+        self._change.require_at_rest()
         num_new = whole_number("num_new_tokens", num_new_tokens)
         num_lookahead = whole_number("num_lookahead_tokens", num_lookahead_tokens)
         num_external = whole_number("num_external_computed_tokens", num_external_computed_tokens)
@@ -254,12 +275,16 @@ class KVCacheManager:
                 return self._no_blocks
             held = self._coordinator.get(request.request_id)
             if held is not None:
-                return self._grow(request, held, num_new, num_lookahead)
+                new_blocks = self._grow(request, held, num_new, num_lookahead)
+                self._done()
+                return new_blocks
         if hit is None:
             hit = self._no_hit
         ranges = start_ranges(request, num_new, hit.num_tokens, num_external, num_lookahead, self.max_model_len)
         require_sound_start(request, hit, ranges, self.holds_blocks(request), self.max_model_len)
-        return self._start(request, hit, ranges, delay_cache_blocks, admission)
+        new_blocks = self._start(request, hit, ranges, delay_cache_blocks, admission)
+        self._done()
+        return new_blocks
 
     def allocate_running(
         self, requests: list[Request], num_new_tokens: list[int], *, num_lookahead_tokens: SupportsIndex = 0
@@ -270,6 +295,7 @@ class KVCacheManager:
         are as they were; once room is made, call again with them. RequestError or UnknownRequestError, before anything
         is taken, for requests that hold no blocks, steps without tokens, or sequences beyond max_model_len.
         """
+        self._change.require_at_rest()
         if len(num_new_tokens) != len(requests):
             raise RequestError(
                 f"num_new_tokens: {len(num_new_tokens)} numbers for {len(requests)} requests; give one number a request"
@@ -288,15 +314,27 @@ class KVCacheManager:
                 self._require_can_grow(request, num_new)
                 rows.append(row)
         new_blocks = NewBlocks()
+        num_allocated = len(requests)
         for row in rows:
-            if not self.allocate_row(requests[row], num_new_tokens[row], num_lookahead, row, new_blocks):
-                return RunningSlots(row, new_blocks)
-        return RunningSlots(len(requests), new_blocks)
+            if not self._grow_row(requests[row], num_new_tokens[row], num_lookahead, row, new_blocks):
+                num_allocated = row
+                break
+        slots = RunningSlots(num_allocated, new_blocks)
+        self._done()
+        return slots
 
     def allocate_row(
         self, request: Request, num_new_tokens: int, num_lookahead_tokens: int, row: int, new_blocks: NewBlocks
     ) -> bool:
         """allocate_slots for a running request, whose new blocks join new_blocks as those of that row. False: None."""
+        self._change.require_at_rest()
+        is_allocated = self._grow_row(request, num_new_tokens, num_lookahead_tokens, row, new_blocks)
+        self._done()
+        return is_allocated
+
+    def _grow_row(
+        self, request: Request, num_new_tokens: int, num_lookahead_tokens: int, row: int, new_blocks: NewBlocks
+    ) -> bool:
         held = self._coordinator.require_held(request.request_id)
         grows_by_slots = self._coordinator.grows_by_slots
         new = self._grow(
@@ -313,6 +351,7 @@ class KVCacheManager:
 
         RequestError when the request has fewer tokens or holds no blocks for them.
         """
+        self._change.require_at_rest()
         num_computed = whole_number("num_computed_tokens", num_computed_tokens)
         held = self._coordinator.require_held(request.request_id)
         num_covered = self._coordinator.num_covered_tokens(held)
@@ -322,31 +361,50 @@ class KVCacheManager:
                 f"tokens and blocks for {num_covered}"
             )
         if self.enable_caching and num_computed >= held.next_caching:
-            self._hash(request, num_computed)
+            self._hashes.require(request, num_computed)
+            self._change.begin(CACHING)
             self._coordinator.cache_blocks(held, request, num_computed)
             self._coordinator.measure(held)
+            self._done()
 
     def uncache_beyond(self, request: Request, num_tokens: int) -> None:
         """Takes back what cache_blocks did beyond num_tokens tokens: their step does not run after all."""
-        self._coordinator.uncache_beyond(self._coordinator.require_held(request.request_id), num_tokens)
+        held = self._coordinator.require_held(request.request_id)
+        self._change.begin(EVICTING)
+        self._coordinator.uncache_beyond(held, num_tokens)
+        self._done()
 
     def free(self, request: Request) -> None:
         """Gives back a request's blocks, the last first. UnknownRequestError when it holds none."""
-        self._coordinator.free(request.request_id)
+        held = self._coordinator.require_held(request.request_id)
+        self._change.begin(FREEING)
+        self._coordinator.free(held)
+        self._change.under_way = AT_REST
 
     def release_skipped(self, request: Request) -> None:
         """Gives back what no later token of the request reads, as every step does before it takes blocks."""
         held = self._coordinator.require_held(request.request_id)
+        self._change.begin(FREEING)
         self._coordinator.release_skipped(held, max(0, request.num_computed_tokens - request.num_in_flight_tokens))
         self._coordinator.measure(held)
+        self._change.under_way = AT_REST
 
     def detach(self, request: Request) -> list[KVCacheBlock]:
         """Forgets a request and returns its blocks, which are not reused before release_detached gives them back."""
-        return self._coordinator.detach(request.request_id)
+        held = self._coordinator.require_held(request.request_id)
+        self._change.begin(FREEING)
+        blocks = self._coordinator.detach(held)
+        self._change.under_way = AT_REST
+        return blocks
 
     def release_detached(self, blocks: list[KVCacheBlock]) -> None:
         """Gives back the blocks of a detached request, the last first."""
-        self._coordinator.outside.release(blocks[::-1])
+        outside = self._coordinator.outside
+        self._change.require_at_rest()
+        outside.require_held(blocks)
+        self._change.begin(FREEING)
+        outside.release(blocks[::-1])
+        self._change.under_way = AT_REST
 
     def spoiled_blocks(self) -> SpoiledBlocks:
         """An empty collection of blocks whose values are missing or wrong."""
@@ -359,8 +417,17 @@ class KVCacheManager:
         have finished, parent.num_processed_tokens, which becomes the child's computed count by the caller's hand.
         RequestError when the child holds blocks or has no such prefix.
         """
-        require_sound_fork(parent, child, self.holds_blocks(child))
-        return self._coordinator.fork(parent.request_id, child, parent.num_processed_tokens)
+        self._change.require_at_rest()
+        coordinator = self._coordinator
+        num_tokens = parent.num_processed_tokens
+        held = coordinator.require_held(parent.request_id)
+        require_sound_fork(parent, child, self.holds_blocks(child), coordinator.num_forkable_tokens(held))
+        if coordinator.num_blocks_to_fork(held, num_tokens, 1) > self._pool.num_free_blocks:
+            return None
+        self._change.begin(FORKING)
+        blocks = coordinator.fork(held, child, num_tokens)
+        self._done()
+        return blocks
 
     def num_blocks_to_fork(self, parent: Request, num_forks: int = 1) -> int:
         """Free blocks that so many forks of that request take; more than there are when another pool has not enough."""
@@ -396,24 +463,35 @@ class KVCacheManager:
 
     def take_block_copies(self) -> list[BlockCopy]:
         """Copy orders since the last call, for the step about to be sent to the workers."""
+        self._change.require_at_rest()
         return self._coordinator.copies.take()
 
     def release_block_copies(self, copies: list[BlockCopy]) -> None:
         """To be called once the step that carried these copies is done."""
+        self._change.require_at_rest()
+        self._coordinator.copies.require_held(copies)
+        self._change.begin(COPYING)
         self._coordinator.copies.release(copies)
+        self._change.under_way = AT_REST
 
     # The prefix cache as a whole
 
     def evict_blocks(self, block_ids: list[int]) -> None:
         """Takes the hashes of these blocks, held or free. BlockError on a wrong id, evicting none."""
+        self._change.require_at_rest()
+        self._pool.require_ids(block_ids)
+        self._change.begin(EVICTING)
         self._pool.evict_blocks(block_ids)
+        self._done()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content. False, with a warning to the observer, while requests hold blocks."""
-        done = self._coordinator.reset_prefix_cache()
-        if done:
+        self._change.begin(RESETTING)
+        is_reset = self._coordinator.reset_prefix_cache()
+        if is_reset:
             self._lookups.record_reset()
-        return done
+        self._done()
+        return is_reset
 
     def start_epoch(self) -> None:
         """Separates all later lookups from everything cached so far: the weights changed under running requests.
@@ -421,7 +499,7 @@ class KVCacheManager:
         Unlike reset_prefix_cache it always works. Running requests finish on their old values; whatever they still
         cache stays in their epoch, where no later request looks.
         """
-        self._hasher.start_epoch()
+        self._hashes.hasher.start_epoch()
 
     def record_prefix_lookup(self, request: Request, num_hit_tokens: int, hit: PrefixHit | None = None) -> None:
         """Counts one lookup, at admission, so that lookups of requests that stay waiting are not counted twice.
@@ -445,9 +523,29 @@ class KVCacheManager:
 
     def check(self) -> None:
         """Proves the invariants of every layer and every observer. O(blocks): for tests, replay --check and bugs."""
+        self._change.check()
         self._coordinator.check()
-        if self._observer is not None:
-            self._observer.check()
+        if self._relay is not None:
+            self._relay.check()
+
+    # For schedulers: what observers raise within a step surfaces when the step is complete.
+
+    def hold_errors(self) -> None:
+        """Keeps what observers raise until surface_errors()."""
+        if self._relay is not None:
+            self._relay.is_held = True
+
+    def surface_errors(self) -> None:
+        """Raises what observers raised since hold_errors()."""
+        if self._relay is not None:
+            self._relay.is_held = False
+            self._relay.surface()
+
+    def _done(self) -> None:
+        """A change that observers may have been told of is complete."""
+        self._change.under_way = AT_REST
+        if self._relay is not None:
+            self._relay.surface()
 
     def _grow(
         self,
@@ -472,9 +570,11 @@ class KVCacheManager:
         cache_end = min(new_end, request.num_tokens)
         caches = self.enable_caching and cache_end > 0 and cache_end >= held.next_caching
         if caches:
-            self._hash(request, cache_end)
+            self._hashes.require(request, cache_end)
         num_processed = num_computed - request.num_in_flight_tokens
         releases = num_processed >= held.next_release
+        # Until the caller says that it is done.
+        self._change.under_way = ADMITTING
         if releases:
             coordinator.release_skipped(held, max(0, num_processed))
         takes = slots_end > held.num_slots
@@ -511,19 +611,21 @@ class KVCacheManager:
             if self._is_short(request, held, hit, gate, watermark):
                 return None
         if self.enable_caching and held is None:
-            self._hasher.refresh(request)
+            self._hashes.refresh(request)
         elif self.enable_caching:
-            self._hash(request, min(ranges.new_end, request.num_tokens))
+            self._hashes.require(request, min(ranges.new_end, request.num_tokens))
         if held is None:
             require_current(coordinator, request, hit)
-        else:
+        # Until the caller says that it is done.
+        self._change.under_way = ADMITTING
+        if held is not None:
             num_computed = min(ranges.computed_end, self.max_model_len)
             coordinator.release_skipped(held, max(0, num_computed - request.num_in_flight_tokens))
         if self._is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
             return None
         if held is None:
-            if self._observer is not None:
-                self._observer.request_admitted(request, hit, ranges.num_external)
+            if self._relay is not None:
+                self._relay.request_admitted(request, hit, ranges.num_external)
             held = coordinator.add(request)
             coordinator.attach(held, hit, ranges)
         new_blocks = coordinator.take_blocks(held, ranges)
@@ -552,17 +654,12 @@ class KVCacheManager:
         )
         return True
 
-    def _hash(self, request: Request, num_tokens: int) -> None:
-        """Hashes what is full at num_tokens tokens. Comes before blocks are taken: wrong tokens raise here."""
-        if num_tokens // self._hash_block_size > len(request.block_hashes):
-            self._hasher.extend(request)
-
     def _require_can_grow(self, request: Request, num_new_tokens: int) -> None:
         """Raises now what _grow would raise, so that a call for many requests raises before it takes anything."""
         self._coordinator.require_held(request.request_id)
         require_sound_growth(request, num_new_tokens, self.max_model_len)
         if self.enable_caching:
-            self._hash(request, min(request.num_computed_tokens + num_new_tokens, request.num_tokens))
+            self._hashes.require(request, min(request.num_computed_tokens + num_new_tokens, request.num_tokens))
 
 
 # Of a request that just takes what is free.

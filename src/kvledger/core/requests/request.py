@@ -136,6 +136,9 @@ class Request:
         self.hash_block_size: int = 0
         self.hash_lookahead: int = 0
         self.hash_epoch: int = 0
+        # Of a list of hashes that somebody else's hasher made, so many were looked at.
+        self.checked_hashes: list[bytes] | None = None
+        self.num_checked_hashes: int = 0
         # A step that ends here or earlier, lookahead included, needs nothing of the ledger: it stays within the blocks
         # that the request holds, fills none and leaves none behind. 0: ask. Only the ledger writes it.
         self.quiet_end: i64 = 0

@@ -180,8 +180,9 @@ class RequestAccount:
 class RequestAccounting:
     """The accounts of one scheduler's requests.
 
-    `clock`: seconds, for the times; without one they stay 0. `on_finish` gets the account of every request that ends,
-    however it ends; it must not call back into the scheduler. Accounts of requests that are gone are not kept.
+    `clock`: seconds, for the times; without one they stay 0; it must not raise. `on_finish` gets the account of every
+    request that ends, however it ends, once the scheduler's call is complete; what it raises surfaces from that call.
+    Accounts of requests that are gone are not kept.
     """
 
     def __init__(
@@ -194,6 +195,8 @@ class RequestAccounting:
         self._clock: Final = clock
         self._on_finish: Final = on_finish
         self._accounts: Final[dict[str, RequestAccount]] = {}
+        # Of requests that ended; on_finish has not got them yet.
+        self._ended: list[RequestAccount] = []
 
         # The step that is being put together, or the next one.
         self._next_step: int = 1
@@ -270,7 +273,19 @@ class RequestAccounting:
         account = self._accounts.pop(request.request_id)
         self._bring_up_to_date(account)
         if self._on_finish is not None:
-            self._on_finish(account)
+            self._ended.append(account)
+
+    def tell(self, raised: list[BaseException]) -> None:
+        """A call of the scheduler is complete: on_finish gets who ended. What it raises joins `raised`."""
+        on_finish = self._on_finish
+        if on_finish is None:
+            return
+        while self._ended:
+            account = self._ended.pop(0)
+            try:
+                on_finish(account)
+            except BaseException as error:
+                raised.append(error)
 
     def verify_drafts(self, request: Request, draft_token_ids: list[int] | None, num_sampled: int) -> None:
         """A step of that request is back. Of the tokens sampled all but the last are accepted drafts."""

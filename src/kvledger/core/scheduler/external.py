@@ -32,7 +32,8 @@ class ExternalHit(Record):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ExternalKVSource(ABC):
-    """A connector, as the scheduler sees it."""
+    """A connector, as the scheduler sees it. It must not call back into the scheduler. What it raises surfaces from
+    schedule(), once the step is complete without the request that it was asked about."""
 
     @abstractmethod
     def lookup(self, request: Request, num_local_tokens: int) -> ExternalHit | None:
@@ -50,6 +51,8 @@ class ExternalKVSource(ABC):
         Fewer than offered when they would be the whole prompt: its last token is computed here, and of a recurrent
         state the one before that token is needed. A group in host memory may hit more than the others: where it has
         the tokens already, its blocks are shared and not to be written.
+
+        Raising takes the admission back: its blocks are others' then, so nothing must be written to them any more.
         """
 
 

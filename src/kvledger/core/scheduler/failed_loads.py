@@ -12,10 +12,9 @@ from kvledger.core.scheduler.state import SchedulerState
 from kvledger.errors import RequestError
 
 
-def restart_failed_loads(state: SchedulerState, num_valid_tokens: dict[str, int]) -> list[str]:
+def restart_failed_loads(state: SchedulerState, failed: dict[str, int]) -> list[str]:
     """Restarts the requests of the first step in flight of which only so many tokens have values, and whoever built on
-    them. Returns their ids."""
-    failed = _require_loaded(state.in_flight[0], num_valid_tokens)
+    them. Returns their ids. `failed`: of require_loaded."""
     spoiled = state.manager.spoiled_blocks()
     _add_steps(state.in_flight, failed, spoiled)
     live = _spoiled_holders(state, spoiled)
@@ -32,7 +31,7 @@ def restart_failed_loads(state: SchedulerState, num_valid_tokens: dict[str, int]
     return [request.request_id for request in live]
 
 
-def _require_loaded(output: SchedulerOutput, num_valid_tokens: dict[str, int]) -> dict[str, int]:
+def require_loaded(output: SchedulerOutput, num_valid_tokens: dict[str, int]) -> dict[str, int]:
     """Those of which something is missing. RequestError for a request that did not start in that step, or a number of
     tokens that it did not start with."""
     started = {data.request_id: data.num_computed_tokens for data in output.new_requests}

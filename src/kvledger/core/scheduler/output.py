@@ -14,7 +14,7 @@ from kvledger.core.blocks.new_blocks import NewBlocks
 from kvledger.core.record import Record
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.requests.tokens import TokenBuffer
-from kvledger.errors import RequestTooLargeError
+from kvledger.errors import RequestError
 
 
 @mypyc_attr(acyclic=True)
@@ -84,8 +84,9 @@ class SchedulerOutput(Record):
         # Since the last step: rows to drop. A preempted request comes back in new_requests.
         self.preempted_request_ids: list[str] = []
         self.finished_request_ids: list[str] = []
-        # Requests that were ended because they outgrew the whole pool.
-        self.errors: dict[str, RequestTooLargeError] = {}
+        # Requests that ended by an error of their own since the last step: they outgrew the whole pool, or their hasher
+        # failed.
+        self.errors: dict[str, RequestError] = {}
         # To be made before the step computes.
         self.block_copies: list[BlockCopy] = []
         # request_ids resolved, for the scheduler when the step comes back. Copies have none.
@@ -94,7 +95,7 @@ class SchedulerOutput(Record):
     def __reduce__(self) -> tuple[object, ...]:
         rows = (self.request_ids, list(self.num_scheduled_tokens), list(self.num_computed_tokens))
         # Errors are told apart by identity, their texts are not.
-        errors = {request_id: str(error) for request_id, error in self.errors.items()}
+        errors = {request_id: (type(error), str(error)) for request_id, error in self.errors.items()}
         state = {
             "new_blocks": self.new_blocks,
             "new_requests": self.new_requests,
@@ -187,11 +188,11 @@ def _make_output(
     request_ids: list[str],
     num_scheduled_tokens: list[i32],
     num_computed_tokens: list[i32],
-    errors: dict[str, str],
+    errors: dict[str, tuple[type[RequestError], str]],
 ) -> SchedulerOutput:
     output = SchedulerOutput(step, num_groups)
     output.request_ids = request_ids
     output.num_scheduled_tokens = vec[i32](num_scheduled_tokens)
     output.num_computed_tokens = vec[i32](num_computed_tokens)
-    output.errors = {request_id: RequestTooLargeError(text) for request_id, text in errors.items()}
+    output.errors = {request_id: kind(text) for request_id, (kind, text) in errors.items()}
     return output

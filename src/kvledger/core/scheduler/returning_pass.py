@@ -6,6 +6,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from kvledger.core.change import AT_REST, UPDATING
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
 from kvledger.core.scheduler.sampled_tokens import (
@@ -82,7 +83,9 @@ class ReturningPass:
         max_model_len = self._manager.max_model_len
         rows: list[int] = []
         row = 0
+        change = self._state.change
         try:
+            change.under_way = UPDATING
             for request in output.requests:
                 token_id = token_ids[row]
                 if is_plainly_due(request) and token_id >= 0:
@@ -101,6 +104,7 @@ class ReturningPass:
                 row += 1
         except BaseException as error:
             take_back_plain(output, row)
+            change.under_way = AT_REST
             if isinstance(error, (RequestError, TypeError)):
                 # It says which row, or the token is none.
                 require_sound_token(output, token_ids, row)
@@ -139,7 +143,9 @@ class ReturningPass:
             raise RequestError(f"step {output.step} is not the oldest step in flight; steps come back in order")
 
     def _close(self, output: SchedulerOutput) -> None:
-        """The step is no longer in flight, and its copies are made."""
+        """The step is no longer in flight, and its copies are made. From here on nothing is refused any more."""
+        self._state.change.under_way = UPDATING
+        self._manager.hold_errors()
         del self._state.in_flight[0]
         if output.block_copies:
             self._manager.release_block_copies(output.block_copies)
@@ -188,15 +194,27 @@ class ReturningPass:
         if was_awaited and not is_stale:
             request.num_output_placeholders -= len(sampled) if rules.trims_stops else num_taken
         if request.status is RequestStatus.RUNNING:
+            num_certain = -1
             if rules.caches_verified_drafts:
                 if not is_stale and (was_awaited or self._verifies_drafts):
-                    self._manager.cache_blocks(request, request.num_computed_tokens - request.num_in_flight_tokens)
+                    num_certain = request.num_computed_tokens - request.num_in_flight_tokens
             elif self._steps_overlap:
-                self._manager.cache_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
-        if finish is not None:
+                num_certain = request.num_computed_tokens - request.num_output_placeholders
+            if num_certain >= 0 and not self._cache(request, num_certain):
+                finish = RequestStatus.FINISHED_ERROR
+        if finish is not None and finish is not RequestStatus.FINISHED_ERROR:
             self._state.finish(request, finish)
         taken = sampled if num_taken == len(sampled) else sampled[:num_taken]
         return RequestOutput(request.request_id, taken, finish)
+
+    def _cache(self, request: Request, num_tokens: int) -> bool:
+        """False when its hashes are wrong: then it has ended."""
+        try:
+            self._manager.cache_blocks(request, num_tokens)
+        except RequestError as error:
+            self._state.fail(request, error)
+            return False
+        return True
 
     def _finish_status(self, request: Request, token_id: int) -> RequestStatus | None:
         if request.stop_token_ids and token_id in request.stop_token_ids:

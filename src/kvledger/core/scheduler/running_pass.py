@@ -9,6 +9,7 @@ from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.config import SchedulingPolicy
 from kvledger.core.scheduler.state import SchedulerState
 from kvledger.core.scheduler.step import StepBuilder
+from kvledger.errors import RequestError
 
 
 class RunningPass:
@@ -47,6 +48,8 @@ class RunningPass:
                 index += 1
                 continue
             if not self._allocate(step, request, num_new):
+                if _has_ended(request):
+                    continue
                 if request.draft_token_ids and self._state.pool_error(request, request.num_computed_tokens + num_new):
                     # The pool has no room for the drafts at all: go on without them.
                     request.draft_token_ids = []
@@ -55,7 +58,7 @@ class RunningPass:
                 has_slots = self._allocate_by_preempting(step, request, num_new)
                 index = self._place
                 if not has_slots:
-                    if request.status is RequestStatus.FINISHED_ERROR:
+                    if _has_ended(request):
                         continue
                     if request.status is RequestStatus.PREEMPTED and self._victim_yields:
                         # Its blocks are free now, and those behind it are more urgent.
@@ -99,13 +102,19 @@ class RunningPass:
         return index
 
     def _allocate(self, step: StepBuilder, request: Request, num_new: int) -> bool:
+        """False when the slots do not fit, or its hashes are wrong: then it has ended."""
         num_lookahead = self._num_lookahead_tokens
         forked_ids = self._state.forked_ids
-        if forked_ids and request.request_id in forked_ids:
-            # The workers get all its blocks, not only the new ones.
-            return self._manager.allocate_slots(request, num_new, num_lookahead_tokens=num_lookahead) is not None
         output = step.output
-        return self._manager.allocate_row(request, num_new, num_lookahead, len(output.requests), output.new_blocks)
+        try:
+            if forked_ids and request.request_id in forked_ids:
+                # The workers get all its blocks, not only the new ones.
+                return self._manager.allocate_slots(request, num_new, num_lookahead_tokens=num_lookahead) is not None
+            return self._manager.allocate_row(request, num_new, num_lookahead, len(output.requests), output.new_blocks)
+        except RequestError as error:
+            self._state.fail(request, error)
+            self._state.sweep_running()
+            return False
 
     def _add(self, step: StepBuilder, request: Request, num_new: int) -> None:
         forked_ids = self._state.forked_ids
@@ -130,9 +139,8 @@ class RunningPass:
         error = self._state.pool_error(request, request.num_computed_tokens + num_new)
         if error is not None:
             # Preempting everybody would not help, and starting over would end here again (vllm-project/vllm#39734).
-            self._state.finish(request, RequestStatus.FINISHED_ERROR)
+            self._state.fail(request, error)
             self._state.sweep_running()
-            step.output.errors[request.request_id] = error
             return False
         while True:
             victim = self._choose_victim()
@@ -151,6 +159,8 @@ class RunningPass:
                 return False
             if self._allocate(step, request, num_new):
                 return True
+            if _has_ended(request):
+                return False
 
     def _choose_victim(self) -> Request:
         """The last one that started; under PRIORITY the least urgent, and of equals the one that runs longest."""
@@ -164,6 +174,10 @@ class RunningPass:
             ):
                 victim = request
         return victim
+
+
+def _has_ended(request: Request) -> bool:
+    return request.is_finished
 
 
 def _num_behind(request: Request) -> int:

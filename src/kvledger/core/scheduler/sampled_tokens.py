@@ -43,7 +43,7 @@ def require_sound_token(output: SchedulerOutput, token_ids: Sequence[object], ro
     field = f"token_ids[{row}]"
     if _is_token(token_id):
         _require_due(output, field, row, 1)
-    elif token_id == -1 and isinstance(token_id, int):
+    elif isinstance(token_id, int) and token_id == -1:
         _require_due(output, field, row, 0)
     else:
         raise _no_token(output, field, row, token_id)

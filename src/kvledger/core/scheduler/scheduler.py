@@ -12,18 +12,19 @@ A preempted request loses its blocks, keeps its tokens, and starts over at the f
 of it is a prefix hit then. Decisions are vLLM's, step for step; docs/differences.md lists where they are not.
 """
 
-from typing import Final
+from typing import Final, SupportsIndex
 
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
+from kvledger.core.change import ADDING, ENDING, FAILING, FORKING, LOADING, RESETTING, SCHEDULING
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.accounting import RequestAccounting
 from kvledger.core.scheduler.config import SchedulerConfig
 from kvledger.core.scheduler.explain import Explainer
 from kvledger.core.scheduler.external import ExternalKVSource
-from kvledger.core.scheduler.failed_loads import restart_failed_loads
+from kvledger.core.scheduler.failed_loads import require_loaded, restart_failed_loads
 from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
 from kvledger.core.scheduler.returning_pass import ReturningPass
 from kvledger.core.scheduler.running_pass import RunningPass
@@ -31,6 +32,7 @@ from kvledger.core.scheduler.state import SchedulerState
 from kvledger.core.scheduler.step import StepBuilder
 from kvledger.core.scheduler.wait_reason import WaitExplanation, WaitReason
 from kvledger.core.scheduler.waiting_pass import WaitingPass
+from kvledger.core.units import whole_number
 from kvledger.errors import RequestError, RequestTooLargeError, UnknownRequestError, wrong_value
 
 
@@ -98,6 +100,11 @@ class Scheduler:
         """Blocks of requests that wait, for a load or to go on after one. Preempting cannot get them back."""
         return self._state.num_blocks_held_by_waiting()
 
+    @property
+    def steps_in_flight(self) -> list[SchedulerOutput]:
+        """Steps that wait for their update, the oldest first, in a fresh list."""
+        return self._state.in_flight.copy()
+
     def get_request(self, request_id: str) -> Request:
         """UnknownRequestError when it is not here (any more)."""
         request = self._state.requests.get(request_id)
@@ -141,6 +148,7 @@ class Scheduler:
         RequestTooLargeError when its prompt can never fit (the pool, or max_model_len with one token to generate): it
         would wait for ever, and everything behind it (vllm-project/vllm#39734). RequestError for an id in use.
         """
+        self._state.change.require_at_rest()
         self._require_unused(request.request_id)
         if request.status is not RequestStatus.WAITING or self.manager.holds_blocks(request):
             raise RequestError(
@@ -155,14 +163,19 @@ class Scheduler:
         error = self._state.pool_error(request, request.num_tokens)
         if error is not None:
             raise error
+        self._state.begin(ADDING)
         self._state.add(request)
+        self._state.end()
 
     def abort(self, request_id: str) -> None:
         """Ends a request in whatever state it is. UnknownRequestError when it is not here (any more)."""
+        self._state.change.require_at_rest()
         request = self.get_request(request_id)
+        self._state.begin(ENDING)
         is_orphan = self._state.loads.orphan(request, self._step)
         self._state.finish(request, RequestStatus.FINISHED_ABORTED, keep_blocks=is_orphan)
         self._state.sweep_running()
+        self._state.end()
 
     def fork(self, request_id: str, child_ids: list[str]) -> bool:
         """Splits a running request into itself and children with the same tokens; they share its full blocks.
@@ -170,6 +183,7 @@ class Scheduler:
         The children run from the next step on, where they come as new requests and the copies of the partial tail with
         them. False, changing nothing, when seats (max_num_seqs) or blocks do not suffice.
         """
+        self._state.change.require_at_rest()
         parent = self.get_request(request_id)
         if parent.status is not RequestStatus.RUNNING:
             raise RequestError(f"request {request_id!r} is {parent.status.value}; only a running one can be forked")
@@ -181,29 +195,36 @@ class Scheduler:
             return False
         if self.manager.num_blocks_to_fork(parent, len(child_ids)) > self.manager.num_free_blocks:
             return False
-        for child_id in child_ids:
-            child = parent.twin(child_id)
+        children = [parent.twin(child_id) for child_id in child_ids]
+        self._state.begin(FORKING)
+        for child in children:
             self.manager.fork(parent, child)
             self._state.start_fork(child, parent.num_processed_tokens)
+        self._state.end()
         return True
 
     def update_draft_tokens(self, request_id: str, draft_token_ids: list[int]) -> None:
         """Drafts that the next step shall verify. Ignored for requests that are gone or still in their prompt."""
+        self._state.change.require_at_rest()
         request = self._state.requests.get(request_id)
         if request is not None:
             request.draft_token_ids = [] if request.is_prefill_chunk else draft_token_ids
 
-    def external_load_finished(self, request_id: str, num_valid_tokens: int) -> bool:
+    def external_load_finished(self, request_id: str, num_valid_tokens: SupportsIndex) -> bool:
         """An asynchronous load is done: the request's first num_valid_tokens tokens have values (0: it failed).
 
         False when nobody waits for it: its lease was over, or it was reported before.
         """
+        self._state.change.require_at_rest()
         loads = self._state.loads
+        num_valid = whole_number("num_valid_tokens", num_valid_tokens)
         if not loads.is_awaited(request_id):
             return False
-        orphan = loads.finish(request_id, num_valid_tokens)
+        self._state.begin(LOADING)
+        orphan = loads.finish(request_id, num_valid)
         if orphan is not None:
             self._state.give_back(orphan)
+        self._state.end()
         return True
 
     def fail_loads(self, output: SchedulerOutput, num_valid_tokens: dict[str, int]) -> list[str]:
@@ -215,7 +236,12 @@ class Scheduler:
         start in that step.
         """
         self._returning_pass.require_oldest(output)
-        return restart_failed_loads(self._state, num_valid_tokens)
+        self._state.change.require_at_rest()
+        failed = require_loaded(output, num_valid_tokens)
+        self._state.begin(FAILING)
+        restarted = restart_failed_loads(self._state, failed)
+        self._state.end()
+        return restarted
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forgets all cached content; False while requests hold blocks, or steps in flight may write some that an
@@ -224,6 +250,12 @@ class Scheduler:
         `preempt_running` preempts the running ones first. Their steps in flight compute on old values, so the output of
         those steps is dropped.
         """
+        self._state.begin(RESETTING)
+        is_reset = self._reset(preempt_running)
+        self._state.end()
+        return is_reset
+
+    def _reset(self, preempt_running: bool) -> bool:
         if preempt_running:
             while self._state.running:
                 self._state.preempt(self._state.running[-1], drop_stale_output=True)
@@ -232,12 +264,24 @@ class Scheduler:
     # One step
 
     def schedule(self) -> SchedulerOutput:
-        """Puts the next step together. RequestError when max_steps_in_flight steps are out already."""
+        """Puts the next step together. RequestError when max_steps_in_flight steps are out already.
+
+        What an observer, the external source or on_finish of the accounting raise surfaces here once the step is
+        complete: then it is the last of steps_in_flight. A request whose own hashes are wrong ends, in output.errors.
+        """
+        self._state.change.require_at_rest()
         if len(self._state.in_flight) >= self.config.max_steps_in_flight:
             raise RequestError(f"{len(self._state.in_flight)} steps are in flight; call update_from_output first")
+        state = self._state
+        state.begin(SCHEDULING)
+        output = self._put_together()
+        state.end()
+        return output
+
+    def _put_together(self) -> SchedulerOutput:
+        state = self._state
         self._step += 1
         self.manager.start_step()
-        state = self._state
         for orphan in state.loads.take_expired(self._step):
             self.manager.free(orphan)
         step = StepBuilder(self._step, self.config.max_num_batched_tokens, len(self.manager.config.groups))
@@ -258,6 +302,9 @@ class Scheduler:
         output.finished_request_ids = state.finished_ids
         state.preempted_ids = []
         state.finished_ids = []
+        if state.errors:
+            output.errors = state.errors
+            state.errors = {}
         output.block_copies = self.manager.take_block_copies()
         self._fill_rows(output)
         if state.fence is not None and output.total_num_scheduled_tokens > 0:
@@ -270,15 +317,25 @@ class Scheduler:
     def update_from_output(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
         """Closes the oldest step in flight. sampled_token_ids[i] belongs to output.request_ids[i]: the sampled tokens,
         accepted drafts first; empty for a prompt that is not through. Returns what requests gained, in that order.
+
+        RequestError for a row that cannot be right: nothing is changed, and the step is still in flight. What an
+        observer or on_finish of the accounting raise surfaces once the update is complete; the tokens are in the
+        requests then.
         """
-        return self._returning_pass.take(output, sampled_token_ids)
+        self._state.change.require_at_rest()
+        gained = self._returning_pass.take(output, sampled_token_ids)
+        self._state.end()
+        return gained
 
     def update_from_tokens(self, output: SchedulerOutput, token_ids: list[int]) -> StepEnd:
         """update_from_output for a step in which each request samples one token, without an object per request.
 
         token_ids[i] belongs to output.request_ids[i]; -1 for a prompt that is not through.
         """
-        return self._returning_pass.take_one_a_row(output, token_ids)
+        self._state.change.require_at_rest()
+        end = self._returning_pass.take_one_a_row(output, token_ids)
+        self._state.end()
+        return end
 
     def fail_step(self, output: SchedulerOutput) -> list[str]:
         """Closes the oldest step in flight, which the workers did not compute. Returns who ended by that.
@@ -288,10 +345,12 @@ class Scheduler:
         are cached when they are scheduled; so all others that run start over. The next step repeats what this one said
         of rows to drop. A step scheduled on top of it has failed too.
         """
-        self._returning_pass.require_oldest(output)
         state = self._state
+        state.change.require_at_rest()
+        self._returning_pass.require_oldest(output)
         failed = [request for request in output.requests if request.status is RequestStatus.RUNNING]
         self._returning_pass.drop(output)
+        state.change.under_way = FAILING
         failed += [
             request
             for request in state.waiting_holders.requests()
@@ -303,8 +362,9 @@ class Scheduler:
         state.sweep_running()
         state.preempted_ids = output.preempted_request_ids + state.preempted_ids
         state.finished_ids = output.finished_request_ids + state.finished_ids
-        if not self.reset_prefix_cache(preempt_running=True):
+        if not self._reset(preempt_running=True):
             self.manager.start_epoch()
+        state.end()
         return [request.request_id for request in failed]
 
     def check(self) -> None:

@@ -10,6 +10,9 @@ prove that every request is in exactly one place.
 
 from typing import Final
 
+from mypy_extensions import i64
+
+from kvledger.core.change import AT_REST, Change
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.accounting import RequestAccounting
@@ -19,7 +22,7 @@ from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.core.scheduler.queues import make_request_queue
 from kvledger.core.scheduler.wait_log import WaitLog
 from kvledger.core.scheduler.write_fence import WriteFence
-from kvledger.errors import RequestTooLargeError, require
+from kvledger.errors import RequestError, RequestTooLargeError, require
 
 
 class SchedulerState:
@@ -49,10 +52,37 @@ class SchedulerState:
         self.forked_ids: Final[set[str]] = set()
         # Steps that the workers have not given back yet, the oldest first.
         self.in_flight: Final[list[SchedulerOutput]] = []
+        # What is under way, and what collaborators raised meanwhile: it surfaces when the call is complete.
+        self.change: Final = Change("scheduler")
+        self.raised: list[BaseException] = []
+        # Requests that ended by an error since the last step was put together.
+        self.errors: dict[str, RequestError] = {}
         self.wait_log: Final = WaitLog()
         self.preempted_ids: list[str] = []
         self.finished_ids: list[str] = []
         self.num_preemptions: int = 0
+
+    def begin(self, what: i64) -> None:
+        """A change begins, whose checks are passed. UnfinishedChangeError when another one is under way."""
+        self.change.begin(what)
+        self.manager.hold_errors()
+
+    def end(self) -> None:
+        """It is complete. Raises what collaborators raised meanwhile."""
+        self.change.under_way = AT_REST
+        if self.accounting is not None:
+            self.accounting.tell(self.raised)
+        if self.raised:
+            raised = self.raised
+            self.raised = []
+            for other in raised[1:]:
+                raised[0].add_note(f"then, within the same call: {other!r}")
+            try:
+                self.manager.surface_errors()
+            except BaseException as error:
+                raised[0].add_note(f"then, within the same call: {error!r}")
+            raise raised[0]
+        self.manager.surface_errors()
 
     @property
     def num_waiting(self) -> int:
@@ -152,6 +182,11 @@ class SchedulerState:
         self.finished_ids.append(request.request_id)
         del self.requests[request.request_id]
 
+    def fail(self, request: Request, error: RequestError) -> None:
+        """Ends a request for an error of its own; the next step that is put together tells it."""
+        self.finish(request, RequestStatus.FINISHED_ERROR)
+        self.errors[request.request_id] = error
+
     def give_back(self, request: Request) -> None:
         """Frees a request's blocks: at once, or when the steps in flight that may write them are back."""
         fence = self.fence
@@ -191,6 +226,7 @@ class SchedulerState:
 
     def check(self) -> None:
         """Proves that every request is where its status says, and every layer below."""
+        self.change.check()
         self.manager.check()
         if self.fence is not None:
             self.fence.check()

@@ -5,10 +5,11 @@ from typing import Final
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, BlockShortage, PrefixHit
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.config import SchedulingPolicy
-from kvledger.core.scheduler.external import ExternalKVSource
+from kvledger.core.scheduler.external import ExternalHit, ExternalKVSource
 from kvledger.core.scheduler.state import SchedulerState
 from kvledger.core.scheduler.step import StepBuilder
 from kvledger.core.scheduler.wait_reason import WaitReason
+from kvledger.errors import RequestError
 
 
 class Candidate:
@@ -51,11 +52,18 @@ class WaitingPass:
             if len(queue) == 0:
                 break
             request = queue.pop()
-            hindrance = self._hindrance(request)
-            candidate = self._look_up(request) if hindrance is None else None
+            try:
+                hindrance = self._hindrance(request)
+                candidate = self._look_up(request) if hindrance is None else None
+            except RequestError as wrong:
+                state.fail(request, wrong)
+                continue
             if candidate is None:
                 log.pass_over(request, WaitReason.EXTERNAL_LOOKUP if hindrance is None else hindrance)
                 skipped.append(request)
+                if state.raised:
+                    log.ended_by = WaitReason.EXTERNAL_LOOKUP
+                    break
                 continue
             num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
             if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
@@ -69,8 +77,7 @@ class WaitingPass:
                     skipped.append(request)
                     break
                 # It generated more than the pool takes before it was preempted: waiting cannot help.
-                state.finish(request, RequestStatus.FINISHED_ERROR)
-                step.output.errors[request.request_id] = error
+                state.fail(request, error)
                 continue
             request.num_computed_tokens = candidate.num_computed
             if candidate.asynchronous:
@@ -123,7 +130,7 @@ class WaitingPass:
         if self._source is None or request.skip_prefix_lookup:
             return Candidate(request, hit, 0, False)
         whole = self._manager.whole_blocks_of(hit)
-        offer = self._source.lookup(request, whole.num_tokens)
+        offer = self._ask_source(self._source, request, whole.num_tokens)
         if offer is None:
             return None
         # The last token is computed here. Attention overwrites what arrives of it; a state cannot go a token back.
@@ -133,6 +140,31 @@ class WaitingPass:
         if num_external <= hit.num_tokens - whole.num_tokens:
             return Candidate(request, hit, 0, False)
         return Candidate(request, whole, num_external, offer.asynchronous)
+
+    def _ask_source(self, source: ExternalKVSource, request: Request, num_local_tokens: int) -> ExternalHit | None:
+        """A source that raises does not know yet."""
+        offer: ExternalHit | None = None
+        try:
+            offer = source.lookup(request, num_local_tokens)
+        except BaseException as error:
+            self._state.raised.append(error)
+        return offer
+
+    def _tell_source(self, source: ExternalKVSource, candidate: Candidate, hit: PrefixHit) -> bool:
+        """False when the source raises: then it loads nothing, and the request has its blocks no more."""
+        request = candidate.request
+        block_ids = self._manager.get_block_ids(request.request_id)
+        try:
+            source.allocated(request, block_ids, candidate.num_external)
+        except BaseException as error:
+            self._state.raised.append(error)
+        if not self._state.raised:
+            return True
+        # What its step would have filled are hits already.
+        self._manager.uncache_beyond(request, hit.num_tokens)
+        self._manager.free(request)
+        candidate.wait_reason = WaitReason.EXTERNAL_LOOKUP
+        return False
 
     def _num_new_tokens(self, step: StepBuilder, candidate: Candidate, threshold: int) -> int:
         """Tokens to compute for a request that starts now; 0 when it had better not start in this step."""
@@ -206,11 +238,11 @@ class WaitingPass:
         if candidate.hit is None:
             self._loaded.append(request)
         else:
-            self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
             if self._source is not None:
+                if not self._tell_source(self._source, candidate, candidate.hit):
+                    return False
                 self._manager.record_external_lookup(request, candidate.hit.num_tokens, candidate.num_external)
-                block_ids = self._manager.get_block_ids(request.request_id)
-                self._source.allocated(request, block_ids, candidate.num_external)
+            self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
             if self._state.accounting is not None:
                 self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
         return True

@@ -290,7 +290,7 @@ class VllmKVCacheManager:
         if ours is None or not self.ledger.holds_blocks(ours):
             return []
         of = self.block_pool.blocks.of
-        return [of(block) for block in self.ledger.coordinator.detach(request.request_id)]
+        return [of(block) for block in self.ledger.detach(ours)]
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
