@@ -19,6 +19,9 @@ class Costs:
         self.blocks = 0
         self.accepted = 0
         self.rejected = 0
+        # Of the tokens that came back last: how many, and how many the request knew before.
+        self.num_returned = 0
+        self.num_known = 0
 
     @property
     def recomputed(self) -> int:
@@ -29,6 +32,11 @@ class Costs:
         self.before = max(self.before, self.position)
         self.start = self.position = position
         self.had_at_starts += position
+
+    def trim(self) -> None:
+        """The request has ended: what came back behind its stop counts as not computed."""
+        self.compute(-max(0, self.num_returned - (self.request.num_tokens - self.num_known)))
+        self.num_returned = 0
 
     def compute(self, num_tokens: int) -> None:
         self.computed += num_tokens
@@ -68,6 +76,10 @@ class AccountChecker:
         """Before the scheduler is told."""
         for index, request_id in enumerate(output.request_ids):
             costs = self.costs.get(request_id)
+            if costs is not None and sampled[index] and not costs.request.is_finished:
+                is_stale = costs.request.num_stale_tokens > 0
+                costs.num_returned = 0 if is_stale else len(sampled[index])
+                costs.num_known = costs.request.num_tokens
             num_drafts = len(output.draft_token_ids.get(request_id, []))
             if costs is None or not sampled[index] or num_drafts == 0 or costs.request.is_finished:
                 continue
@@ -89,6 +101,8 @@ class AccountChecker:
         if self.num_steps_seen < self.scheduler.num_steps:
             return  # a test that drives the scheduler itself
         request = costs.request
+        if request.is_finished and self.scheduler.manager.decisions.trims_stops:
+            costs.trim()
         if self.scheduler.manager.holds_blocks(request):
             held = sum(map(len, self.scheduler.manager.get_block_ids(request.request_id)))
             costs.blocks = max(costs.blocks, held)

@@ -1,5 +1,6 @@
 """Rows of docs/differences.md that say what vLLM does where the pairs cannot go: vLLM is run, and so is the ledger."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ def test_misuse_of_a_manager() -> None:
     # 12 tokens of a request that has 8, and slots for 12.
     both.theirs.allocate_slots(a[0], 1, num_lookahead_tokens=3)
     both.ours.allocate_slots(a[1], 1, num_lookahead_tokens=3)
-    with pytest.raises(IndexError):
+    # 0.33 caches what has its hash.
+    with pytest.raises(IndexError) if reference.RELEASE == "0.32" else nullcontext():
         both.theirs.cache_blocks(a[0], 12)
     with pytest.raises(RequestError):
         both.ours.cache_blocks(a[1], 12)

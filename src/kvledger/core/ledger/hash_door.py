@@ -23,7 +23,7 @@ class HashDoor:
 
     def require(self, request: Request, num_tokens: int) -> None:
         """Hashes what is full at num_tokens tokens."""
-        if num_tokens // self.block_size > len(request.block_hashes):
+        if self._num_named(request, num_tokens) > len(request.block_hashes):
             self._run(request, refreshes=False)
         elif not self._is_own:
             self._require_sound(request, num_tokens)
@@ -34,6 +34,11 @@ class HashDoor:
             self.hasher.refresh(request)
         else:
             self._run(request, refreshes=True)
+
+    def _num_named(self, request: Request, num_tokens: int) -> int:
+        """Blocks that are full at num_tokens tokens and whose hash can be known: the tokens behind them that it covers
+        as well are there."""
+        return max(0, min(num_tokens, request.num_tokens - self.hasher.num_lookahead_tokens)) // self.block_size
 
     def _run(self, request: Request, refreshes: bool) -> None:
         try:
@@ -52,7 +57,7 @@ class HashDoor:
 
     def _require_sound(self, request: Request, num_tokens: int) -> None:
         hashes = request.block_hashes
-        needed = num_tokens // self.block_size
+        needed = self._num_named(request, num_tokens)
         if len(hashes) < needed:
             raise RequestError(
                 f"request {request.request_id!r}: {len(hashes)} block hashes for {needed} full blocks of "
