@@ -62,7 +62,7 @@ def test_prompts_come_from_a_file_or_standard_input(run: Run, tmp_path: Path, mo
     lines = f"{GREETING}\n\n{WORLD}\n"
     (tmp_path / "prompts.txt").write_text(lines)
     _, from_file, _ = run("--prompts-file", str(tmp_path / "prompts.txt"), "--max-tokens", "3")
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
     _, from_stdin, _ = run("--prompts-file", "-", "--max-tokens", "3")
     _, from_options, _ = run("--prompt", GREETING, "--prompt", WORLD, "--max-tokens", "3")
     assert from_file == from_stdin == from_options
