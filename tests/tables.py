@@ -36,10 +36,7 @@ class Stack:
         **options: Any,
     ) -> None:
         self.specs = specs
-        in_flight = min(max_model_len, (max_num_batched_tokens + options.get("num_lookahead_tokens", 0)) * 2)
-        self.manager = hybrid(
-            usable, *specs, max_model_len=max_model_len, enable_caching=caching, max_in_flight_tokens=in_flight
-        )
+        self.manager = hybrid(usable, *specs, max_model_len=max_model_len, enable_caching=caching)
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvledger import AdmissionRule, BlockCopy, KVCacheManager, KVCacheSpec, Request
+from kvledger import AdmissionRule, BlockCopy, KVCacheManager, KVCacheSpec, Request, Sha256BlockHasher
 from kvledger.core.groups.aligned_mamba import AlignedMambaManager, StateBlocks
 from kvledger.core.groups.base import SingleTypeKVCacheManager
 from kvledger.core.groups.policy import DraftRule
@@ -48,6 +48,8 @@ class Layout:
     retention: int | None = None
     pins: bool = False
     ranks: int = 1
+    # Tokens under a hash; 0: as many as fit all blocks.
+    unit: int = 0
 
     def build(self, usable: int) -> KVCacheManager:
         return hybrid(
@@ -56,6 +58,7 @@ class Layout:
             draft=self.draft,
             max_model_len=MAX_MODEL_LEN,
             enable_caching=self.caching,
+            hasher=Sha256BlockHasher(self.unit) if self.unit else None,
             drafts=DraftRule(self.num_lookahead) if self.num_lookahead else None,
             max_in_flight_tokens=self.num_in_flight,
             retention_interval=self.retention,
@@ -125,6 +128,7 @@ def draw_layout(rng: random.Random) -> Layout:
         rng.choice([None, None, 0, 2 * base * ranks]) if caching else None,
         rng.random() < 0.3,
         ranks,
+        rng.choice([0, 1, 2]) if len(chosen) > 1 and caching else 0,
     )
 
 

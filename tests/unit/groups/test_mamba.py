@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvledger import KVCacheManager, Request
+from kvledger import KVCacheManager, Request, Sha256BlockHasher
 from kvledger.core.groups.aligned_mamba import StateBlocks, checkpoint_position
 from kvledger.core.groups.policy import DraftRule, GroupPolicy
 from tests.groups import chunks, compute, full, held, hybrid, managers_of, record_of, state, tables
@@ -367,6 +367,20 @@ def test_no_checkpoint_behind_a_lone_token_that_is_padded_with_drafts() -> None:
     assert isinstance(record, StateBlocks)
     assert record.checkpoint == 0
     assert hit(stack.manager, request("c", [7, 8, 9, 10])) == 0
+
+
+def test_a_state_that_has_gone_on_is_not_named_for_where_it_was() -> None:
+    # Of 4 draft modules the last 3 tokens are not settled: at 17 tokens, 14 are, the last hash unit of this prompt that
+    # a draft can use. The state in that block is the one after 16.
+    manager = hybrid(40, full(8), state(8), hasher=Sha256BlockHasher(2), drafts=DraftRule(4), decisions="0.32")
+    a = request("a", 16)
+    assert chunks(manager, a) == [8, 4, 4]
+    for _ in range(3):
+        manager.start_step()
+        assert compute(manager, a, 1)
+        assert [block.num_hash_tokens for block in record_of(manager, a, 1).blocks[1:]] == [0, 0]
+    manager.start_step()
+    assert hit(manager, request("b", 17)) == 8
 
 
 def test_two_steps_in_flight_hold_one_state_more_than_is_reserved() -> None:

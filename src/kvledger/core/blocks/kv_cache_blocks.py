@@ -103,8 +103,8 @@ class BlockShortage(Record):
 
     `is_whole_sequence`: the blocks were counted for all tokens of the request (AdmissionRule.full_sequence_must_fit),
     not only for those of the step. `is_host_pool`: the pool of a group in host memory has too few. `is_beside_loads`:
-    num_free are those that other loads would leave, even if nothing else were held. Otherwise, num_needed beyond the
-    whole pool means: not in this step, which itself writes the hit.
+    num_free are those that other loads would leave, even if nothing else were held. `is_in_writing`: not in this step,
+    which itself writes the hit. `never_fits`: with this hit, if any, it would not fit a pool of its own either.
     """
 
     __match_args__ = (
@@ -116,6 +116,8 @@ class BlockShortage(Record):
         "is_whole_sequence",
         "is_host_pool",
         "is_beside_loads",
+        "is_in_writing",
+        "never_fits",
     )
 
     def __init__(
@@ -128,6 +130,8 @@ class BlockShortage(Record):
         is_whole_sequence: bool = False,
         is_host_pool: bool = False,
         is_beside_loads: bool = False,
+        is_in_writing: bool = False,
+        never_fits: bool = False,
     ) -> None:
         self.request_id: Final = request_id
         self.num_needed: Final = num_needed
@@ -137,10 +141,14 @@ class BlockShortage(Record):
         self.is_whole_sequence: Final = is_whole_sequence
         self.is_host_pool: Final = is_host_pool
         self.is_beside_loads: Final = is_beside_loads
+        self.is_in_writing: Final = is_in_writing
+        self.never_fits: Final = never_fits
 
     def __str__(self) -> str:
         blocks = "block" if self.num_needed == 1 else "blocks"
         what = "all its tokens" if self.is_whole_sequence else "the step"
+        if self.is_in_writing:
+            return f"needs a prefix hit for {what} that this step writes"
         if self.is_host_pool:
             return f"needs more blocks for {what} than are free in host memory"
         whose = "left by other loads" if self.is_beside_loads else "free"

@@ -69,8 +69,7 @@ class AlignedMambaManager(MambaManager):
 
     def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
         assert isinstance(held, StateBlocks)
-        if hit and hit[-1].block_hash is not None and hit[-1].block_hash in self._cached_this_step:
-            # More than any pool has: not in this step.
+        if self.is_hit_in_writing(hit, ranges.local_end):
             return self.pool.num_blocks + 1
         copies_tail = held.shared_tail is not None or self.ends_inside_block(hit, ranges.local_end)
         num_new = self._num_entries(ranges) - len(hit) - len(held.blocks)
@@ -87,6 +86,26 @@ class AlignedMambaManager(MambaManager):
             if block.ref_cnt == 0 and block.block_id != 0:
                 num_new += 1
         return num_new
+
+    def is_hit_in_writing(self, hit: list[KVCacheBlock], local_end: int) -> bool:
+        return len(hit) > 0 and hit[-1].block_hash is not None and hit[-1].block_hash in self._cached_this_step
+
+    def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
+        """The running state, the drafts' and, once a block was left, the one that the step starts from; a checkpoint.
+
+        A state that is a hit inside its block is copied before the next step writes it. That step stays within the
+        block, so it needs the copy's block where others need the next one; it may need both where it writes a
+        checkpoint on its way, or has to come to the prompt's end because several draft modules look ahead.
+        """
+        num_blocks = 1 + self.num_speculative_blocks
+        copies_tail = self.policy.hits_inside_blocks and ranges.new_end > self.policy.hash_block_size
+        if ranges.new_end <= self.block_size:
+            return num_blocks + (1 if copies_tail else 0)
+        if self.has_checkpoint_blocks:
+            num_blocks += 1
+        if copies_tail and (self.has_checkpoint_blocks or self.policy.num_draft_lookahead > 1):
+            num_blocks += 1
+        return num_blocks + 1
 
     def num_slots(self, held: GroupBlocks) -> int:
         assert isinstance(held, StateBlocks)
@@ -234,8 +253,9 @@ class AlignedMambaManager(MambaManager):
         super().cache_blocks(held, request, num_computed_tokens)
         if held.checkpoint > 0:
             self._cache_checkpoint(held, request)
-        else:
-            self._cache_tail(held, request, self.cacheable_end(num_computed_tokens))
+        elif self.cacheable_end(num_computed_tokens) == num_computed_tokens:
+            # Where the end may still change nothing is named: once it is settled, the state has gone on.
+            self._cache_tail(held, request, num_computed_tokens)
 
     def next_caching(self, held: GroupBlocks) -> int:
         return 0
@@ -256,8 +276,10 @@ class AlignedMambaManager(MambaManager):
         is_kept = position % self.block_size == 0 and self._is_segment_end(position // self.block_size - 1)
         if block.block_id == 0:
             return
-        if not at_prompt_end and not is_kept and position != request.shared_prefix_boundary:
-            # The exported state overwrites the block, whatever it was named before.
+        is_wanted = at_prompt_end or is_kept or position == request.shared_prefix_boundary
+        if not is_wanted or position > self._named_end(request):
+            # The exported state overwrites the block, whatever it was named before. (Behind a lone token that is padded
+            # with drafts, a hash may cover a token that nobody knows yet.)
             self.pool.evict_blocks([block.block_id])
             return
         if block.num_hash_tokens == position:

@@ -69,7 +69,8 @@ class SingleTypeKVCacheManager(ABC):
         self.spec: Final = spec
         self.group_id: Final = group_id
         self.pool: BlockPool = context.pool
-        self.policy: Final = policy
+        # Replaced once, by an engine that says how large its steps are.
+        self.policy: GroupPolicy = policy
         # A block of a spec that is sharded over context-parallel ranks spans block_size tokens on each of them.
         ranks = policy.context_parallel_size if spec.shards_over_context else 1
         self.block_size: Final = spec.block_size * ranks
@@ -133,7 +134,7 @@ class SingleTypeKVCacheManager(ABC):
         return ranges.slots_end
 
     def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
-        """Free blocks that these ranges will use up.
+        """Free blocks that these ranges will use up; more than any pool has for a hit that this step writes.
 
         Hit blocks that nobody holds count as well: attaching them takes them out of the free queue.
         """
@@ -157,9 +158,25 @@ class SingleTypeKVCacheManager(ABC):
         """Blocks that these ranges use up of a pool of the group's own."""
         return 0
 
-    def num_blocks_alone(self, ranges: SlotRanges) -> int:
-        """Blocks that these ranges take of an empty pool. More than the pool has: they fit at no time."""
-        return self.num_blocks_to_take(self.make_held(), [], ranges)
+    def num_blocks_alone(self, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+        """Blocks that a request which starts with these ranges uses up of a pool that nobody else uses, its hit's among
+        them. REQUIRES a hit that this step does not write.
+        """
+        num_blocks = self.num_blocks_to_take(self.make_held(), hit, ranges)
+        num_skipped = max(0, self.num_skipped_tokens(ranges.computed_end)) // self.block_size
+        for index in range(num_skipped, len(hit)):
+            if hit[index].ref_cnt > 0:
+                num_blocks += 1
+        return num_blocks
+
+    def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
+        """Most blocks that a request holds at a time from its first step to the end of these ranges, when it shares
+        none and has one step in flight at a time, however large. A request fits a pool of so many."""
+        return min(cdiv(self.num_slots_wanted(ranges), self.block_size), self.policy.max_step_blocks)
+
+    def is_hit_in_writing(self, hit: list[KVCacheBlock], local_end: int) -> bool:
+        """Whether this very step writes what a hit of local_end tokens would have to be copied or read from."""
+        return False
 
     def num_draft_blocks(self, num_tokens: int) -> int:
         """Blocks for that many tokens of a step with drafts, wherever in a block they begin, less the one begun."""

@@ -5,8 +5,9 @@ from mypy_extensions import mypyc_attr
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.groups.base import GroupBlocks, GroupHit, ManagerContext, SingleTypeKVCacheManager, cached_in_all
 from kvledger.core.groups.policy import GroupPolicy
+from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import ChunkedLocalAttentionSpec
-from kvledger.core.units import round_down
+from kvledger.core.units import cdiv, round_down
 from kvledger.errors import wrong_value
 
 
@@ -32,6 +33,13 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
 
     def num_blocks_held(self, held: GroupBlocks) -> int:
         return self._num_blocks_behind_nulls(held)
+
+    def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
+        """A chunk that begins inside a block has one block more than its tokens fill."""
+        num_blocks = super().num_blocks_at_peak(ranges)
+        if self.chunk_size % self.block_size == 0:
+            return num_blocks
+        return min(num_blocks + 1, cdiv(self.num_slots_wanted(ranges), self.block_size))
 
     def next_release(self, held: GroupBlocks) -> int:
         return (held.num_released_blocks + 1) * self.block_size

@@ -22,9 +22,11 @@ class FullAttentionManager(SingleTypeKVCacheManager):
     def start_step(self) -> None:
         self._written_this_step.clear()
 
+    def is_hit_in_writing(self, hit: list[KVCacheBlock], local_end: int) -> bool:
+        return self.ends_inside_block(hit, local_end) and int(hit[-1].block_id) in self._written_this_step
+
     def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
-        if self.ends_inside_block(hit, ranges.local_end) and int(hit[-1].block_id) in self._written_this_step:
-            # More than any pool has: not in this step.
+        if self.is_hit_in_writing(hit, ranges.local_end):
             return self.pool.num_blocks + 1
         return super().num_blocks_to_take(held, hit, ranges)
 

@@ -33,17 +33,26 @@ class HostResidentManager(FullAttentionManager):
     def keeps_longer_hit(self) -> bool:
         return True
 
+    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+        """Free blocks of the host pool that these ranges will use up."""
+        return FullAttentionManager.num_blocks_to_take(self, held, hit, ranges)
+
     def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
         """No block of the device; or more than it has, when the host pool does not suffice."""
-        num_needed = super().num_blocks_to_take(held, hit, ranges)
+        num_needed = self.num_host_blocks_to_take(held, hit, ranges)
         return 0 if num_needed <= self.pool.num_free_blocks else self.device_pool.num_blocks + 1
 
-    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
-        return super().num_blocks_to_take(held, hit, ranges)
-
-    def num_blocks_alone(self, ranges: SlotRanges) -> int:
+    def num_blocks_alone(self, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
         """None of the device either; or more than it has, when the whole host pool does not suffice."""
-        num_needed = super().num_blocks_to_take(self.make_held(), [], ranges)
+        num_needed = self.num_host_blocks_to_take(self.make_held(), hit, ranges)
+        num_needed += sum([1 for block in hit if block.ref_cnt > 0])
+        return self._beyond_device(num_needed)
+
+    def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
+        """As above."""
+        return self._beyond_device(super().num_blocks_at_peak(ranges))
+
+    def _beyond_device(self, num_needed: int) -> int:
         return 0 if num_needed <= self.pool.num_usable_blocks else self.device_pool.num_blocks + 1
 
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:

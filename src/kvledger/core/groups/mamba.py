@@ -11,6 +11,7 @@ from kvledger.core.groups.base import GroupBlocks, GroupHit, ManagerContext, Sin
 from kvledger.core.groups.policy import GroupPolicy
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import MambaSpec
+from kvledger.core.units import cdiv
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -44,6 +45,10 @@ class MambaManager(SingleTypeKVCacheManager):
 
     def num_slots_wanted(self, ranges: SlotRanges) -> int:
         return ranges.slots_end + self.block_size * self.num_speculative_blocks
+
+    def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
+        """One state and one a draft; where sequences outgrow a block, one step may enter all blocks of a prompt."""
+        return cdiv(self.num_slots_wanted(ranges), self.block_size)
 
     def num_slots(self, held: GroupBlocks) -> int:
         return (len(held.blocks) - self.num_speculative_blocks) * self.block_size

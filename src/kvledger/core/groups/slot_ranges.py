@@ -69,10 +69,13 @@ class SlotRanges:
         )
 
 
-def sequence_ranges(num_tokens: int, num_encoder_tokens: int, max_model_len: int) -> SlotRanges:
+def sequence_ranges(
+    num_tokens: int, num_encoder_tokens: int, num_lookahead_tokens: int, max_model_len: int
+) -> SlotRanges:
     """A gate for a sequence of which nothing is computed."""
     end = min(num_tokens, max_model_len)
-    return SlotRanges(0, 0, end, end, num_encoder_tokens, end, is_gate=True)
+    slots_end = min(end + num_lookahead_tokens, max_model_len)
+    return SlotRanges(0, 0, end, slots_end, num_encoder_tokens, end, is_gate=True)
 
 
 def remaining_ranges(request: Request, num_drafts: int, max_model_len: int) -> SlotRanges:

@@ -56,6 +56,8 @@ class KVCacheCoordinator(ABC):
             for group_id, group in enumerate(config.groups)
         ]
         self.num_groups: Final = len(config.groups)
+        self._groups: Final = config.groups
+        self._max_model_len: Final = rules.max_model_len
         self._enable_caching: Final = rules.enable_caching
         self._last_quiet: Final[i64] = rules.max_model_len - 1
         # Shared by every call that yields no blocks; never written to.
@@ -158,12 +160,37 @@ class KVCacheCoordinator(ABC):
             num_blocks += manager.num_blocks_to_take(groups[group_id], hit_blocks[group_id], ranges)
         return num_blocks
 
-    def num_blocks_alone(self, ranges: SlotRanges) -> int:
-        """Blocks that these ranges take of empty pools, over all groups; more than there are when they never fit."""
+    def num_blocks_alone(self, hit: PrefixHit, ranges: SlotRanges) -> int:
+        """Blocks that a start with these ranges uses up of pools that it has for itself, over all groups, its hit's
+        among them; more than there are when it never fits. REQUIRES a hit that this step does not write."""
+        num_blocks = 0
+        for group_id, manager in enumerate(self.managers):
+            num_blocks += manager.num_blocks_alone(hit.blocks.blocks[group_id], ranges)
+        return num_blocks
+
+    def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
+        """Most blocks that a request which shares none holds at a time up to the end of these ranges, over all groups;
+        more than there are when it never fits."""
         num_blocks = 0
         for manager in self.managers:
-            num_blocks += manager.num_blocks_alone(ranges)
+            num_blocks += manager.num_blocks_at_peak(ranges)
         return num_blocks
+
+    def is_hit_in_writing(self, hit: PrefixHit) -> bool:
+        """Whether this very step writes the hit, so that nobody can start from it yet."""
+        for group_id, manager in enumerate(self.managers):
+            if manager.is_hit_in_writing(hit.blocks.blocks[group_id], hit.num_tokens):
+                return True
+        return False
+
+    def admission_blocks(self, max_in_flight_tokens: int) -> list[int]:
+        """Most blocks of one request in each group, with so many tokens scheduled and not settled at a time."""
+        return [group.max_admission_blocks(self._max_model_len, max_in_flight_tokens) for group in self._groups]
+
+    def limit_blocks(self, admission: list[int], step: list[int]) -> None:
+        """Tells each group the most blocks that one request holds, at all and with no more than one step in flight."""
+        for group_id, manager in enumerate(self.managers):
+            manager.policy = manager.policy.with_most_blocks(admission[group_id], step[group_id])
 
     def lacks_host_blocks(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> bool:
         """Whether a group with a pool of its own has too few blocks there. Such a group takes none of this pool."""
@@ -379,16 +406,18 @@ class KVCacheCoordinator(ABC):
 
     def clip_chunk(self, request: Request, start: int, end: int, max_chunk: int) -> int:
         """Where a prefill chunk over tokens [start, end) should end; start when it should wait."""
-        asked = end
-        end = self._clip_by_groups(request, start, end, max_chunk)
-        rest = request.num_tokens - end
-        if 0 < rest < self._min_rest:
-            end -= self._min_rest - rest
-            if end <= start and (asked >= request.num_tokens or max_chunk < request.num_tokens - start):
-                # A state would be cached too near to the prompt's end, and no larger chunk can come. It is not cached,
-                # or nothing would ever be computed.
-                return asked
-        return max(end, start)
+        clipped = self._clip_by_groups(request, start, end, max_chunk)
+        rest = request.num_tokens - clipped
+        if rest <= 0 or rest >= self._min_rest:
+            return clipped
+        far = clipped - (self._min_rest - rest)
+        if far > start:
+            return far
+        if end >= request.num_tokens:
+            # A state would be cached too near to the prompt's end. It is not, or nothing would ever be computed.
+            return end
+        # No larger chunk can come: one that is too near to the end, or none at all.
+        return clipped if max_chunk < request.num_tokens - start else start
 
     def waits_for_rest(self, request: Request, start: int, end: int, max_chunk: int) -> bool:
         """Whether clip_chunk says to wait only because the chunk would end too near to the prompt's end for a draft."""

@@ -64,10 +64,11 @@ class KVCacheManager:
     `hasher` names blocks for the prefix cache; sha256 is used if none is given. `watermark`: share of the pool that
     stays free when a request that is not running asks for blocks while others run. `max_in_flight_tokens`: most tokens
     that are scheduled and not settled at a time, over all steps in flight; bounds what windowed groups hold (default:
-    max_model_len). `drafts`: the rule of a draft model, if one keeps KV values. `retention_interval`: sparse groups
-    (windows, states) keep a reusable tail once in so many tokens, 0: only where a replay of the prompt can use it,
-    None: at every boundary. `pins_shared_prefix`: also cache a state exactly where a shared prefix ends.
-    `decisions`: the release of vLLM whose decisions are made, "0.33" or "0.32", or rules of your own.
+    what a Scheduler's limits make it; max_model_len without one). `drafts`: the rule of a draft model, if one keeps KV
+    values. `retention_interval`: sparse groups (windows, states) keep a reusable tail once in so many tokens, 0: only
+    where a replay of the prompt can use it, None: at every boundary. `pins_shared_prefix`: also cache a state exactly
+    where a shared prefix ends. `decisions`: the release of vLLM whose decisions are made, "0.33" or "0.32", or rules of
+    your own.
     `context_parallel_size`: ranks that share out each block's tokens. `registry`: managers for your own specs.
     `observer`: is told what happens from the start; observe() adds others.
     """
@@ -116,6 +117,7 @@ class KVCacheManager:
         self.decisions: Final[Decisions] = rules.release
         self.max_model_len: Final = max_model_len
         self._max_end: Final[i64] = max_model_len
+        self._max_in_flight_tokens: Final = max_in_flight_tokens
         self.enable_caching: Final = enable_caching
         self._hashes: Final = HashDoor(hasher)
         self._hash_block_size: Final = hasher.block_size
@@ -176,9 +178,37 @@ class KVCacheManager:
         """Blocks that lost their hashes so far, by cause."""
         return self._pool.eviction_counts()
 
-    def num_blocks_for(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
-        """Most blocks that a request of num_tokens tokens holds at a time when it shares none, over all groups."""
-        return self._coordinator.num_blocks_alone(sequence_ranges(num_tokens, num_encoder_tokens, self.max_model_len))
+    def expect_steps(self, max_tokens: int, max_in_flight: int, num_lookahead_tokens: int) -> None:
+        """Steps compute up to max_tokens tokens and write num_lookahead_tokens slots behind each request's, and
+        max_in_flight of them are out at a time. A Scheduler says so when it is made.
+
+        Then admission and refusals count what such steps need. ConfigError, changing nothing, when the ledger was made
+        for fewer tokens in flight: what it admitted could not always be computed.
+        """
+        coordinator = self._coordinator
+        needed = coordinator.admission_blocks(max_tokens * max_in_flight)
+        given = needed
+        if self._max_in_flight_tokens is not None:
+            given = coordinator.admission_blocks(self._max_in_flight_tokens)
+        for group_id, num_blocks in enumerate(needed):
+            if num_blocks > given[group_id]:
+                raise wrong_value(
+                    "max_in_flight_tokens",
+                    self._max_in_flight_tokens,
+                    f"less than {max_in_flight} steps of max_num_batched_tokens={max_tokens}, with which group "
+                    f"{group_id} may hold {num_blocks} blocks of a request",
+                    "leave it out, raise it, or lower max_num_batched_tokens",
+                )
+        coordinator.limit_blocks(given, coordinator.admission_blocks(max_tokens + num_lookahead_tokens))
+
+    def num_blocks_for(self, num_tokens: int, num_encoder_tokens: int = 0, num_lookahead_tokens: int = 0) -> int:
+        """Most blocks over all groups that a request of num_tokens tokens holds at a time, when it shares none and has
+        one step in flight at a time.
+
+        With so many blocks in the pool it can be computed, whoever else waits; with fewer perhaps not.
+        """
+        ranges = sequence_ranges(num_tokens, num_encoder_tokens, num_lookahead_tokens, self.max_model_len)
+        return self._coordinator.num_blocks_at_peak(ranges)
 
     def num_blocks_missing(self, request: Request, num_more_tokens: int = 0) -> int:
         """Blocks that the request still needs to hold all its tokens so far and num_more_tokens drafts beyond."""
@@ -217,8 +247,8 @@ class KVCacheManager:
 
     # The life of a request
 
-    def get_computed_blocks(self, request: Request) -> PrefixHit:
-        """The longest cached prefix, in whole blocks, of at most num_tokens - 1 tokens.
+    def get_computed_blocks(self, request: Request, max_tokens: int = -1) -> PrefixHit:
+        """The longest cached prefix of at most num_tokens - 1 tokens, and of max_tokens if that is not negative.
 
         The last token is always computed, because its logits are needed. Changes nothing; the hit belongs to the
         request only once allocate_slots takes it. RequestError for a request that holds blocks.
@@ -229,7 +259,10 @@ class KVCacheManager:
         if not self.enable_caching or request.skip_prefix_lookup:
             return self._no_hit
         self._hashes.refresh(request)
-        return self._coordinator.find_longest_hit(request.block_hashes, request.num_tokens - 1)
+        most = request.num_tokens - 1
+        return self._coordinator.find_longest_hit(
+            request.block_hashes, most if max_tokens < 0 else min(most, max_tokens)
+        )
 
     def whole_blocks_of(self, hit: PrefixHit) -> PrefixHit:
         """The part of a hit that ends with blocks of every group. With tokens of an external source behind it, it
@@ -648,9 +681,24 @@ class KVCacheManager:
         num_free = self._pool.num_free_blocks
         if num_blocks + num_watermark <= num_free - num_reserved:
             return False
-        is_host = num_blocks > self._pool.num_usable_blocks and self._coordinator.lacks_host_blocks(held, hit, ranges)
+        coordinator = self._coordinator
+        is_in_writing = hit.num_tokens > 0 and coordinator.is_hit_in_writing(hit)
+        num_alone = 0
+        if held is None and not is_in_writing:
+            num_alone = coordinator.num_blocks_alone(hit, ranges)
+        elif held is not None and ranges.is_gate:
+            num_alone = num_blocks + coordinator.num_blocks_held(held)
+        is_host = num_blocks > self._pool.num_usable_blocks and coordinator.lacks_host_blocks(held, hit, ranges)
         self.shortage = BlockShortage(
-            request.request_id, num_blocks, num_free, num_watermark, num_reserved, ranges.is_gate, is_host
+            request.request_id,
+            num_blocks,
+            num_free,
+            num_watermark,
+            num_reserved,
+            is_whole_sequence=ranges.is_gate,
+            is_host_pool=is_host,
+            is_in_writing=is_in_writing,
+            never_fits=num_alone > self._pool.num_usable_blocks,
         )
         return True
 

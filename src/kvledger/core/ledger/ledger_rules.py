@@ -94,6 +94,7 @@ class LedgerRules:
         for group in config.groups:
             block_size = self.block_size(group.spec)
             is_draft = self._is_draft(config, group.spec)
+            most = group.max_admission_blocks(self.max_model_len, self.max_in_flight_tokens)
             policies.append(
                 GroupPolicy(
                     hash_block_size=unit if self.enable_caching and group.spec.prefix_cacheable else block_size,
@@ -104,11 +105,13 @@ class LedgerRules:
                     any_draft=self.drops_last_blocks,
                     # Of several groups, those that drop nothing end at whole blocks of all groups anyway, as in vLLM.
                     num_unsettled=num_unsettled if is_draft or len(config.groups) == 1 else 0,
+                    num_draft_lookahead=0 if self.drafts is None else self.drafts.num_lookahead_tokens,
                     num_hash_lookahead=self.num_hash_lookahead,
                     keeps_block_below_junction=release.keeps_block_below_junction,
                     recaches_hit_states=release.recaches_hit_states,
                     retention_interval=-1 if self.retention_interval is None else self.retention_interval,
-                    max_admission_blocks=group.max_admission_blocks(self.max_model_len, self.max_in_flight_tokens),
+                    max_admission_blocks=most,
+                    max_step_blocks=most,
                     context_parallel_size=self.context_parallel_size,
                     pins_shared_prefix=pins_shared_prefix,
                 )

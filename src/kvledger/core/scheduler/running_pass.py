@@ -134,7 +134,9 @@ class RunningPass:
 
     def _allocate_by_preempting(self, step: StepBuilder, request: Request, num_new: int) -> bool:
         """Preempts others until the slots fit. False when the request itself was preempted, ended as too large, or
-        waits for blocks that a step in flight may still write."""
+        waits: for blocks that a step in flight may still write; alone, for its own step in flight, which may release
+        what lacks, before it gives up what it has.
+        """
         fence = self._state.fence
         error = self._state.pool_error(request, request.num_computed_tokens + num_new)
         if error is not None:
@@ -144,6 +146,9 @@ class RunningPass:
             return False
         while True:
             victim = self._choose_victim()
+            if victim is request and request.num_in_flight_tokens > 0 and len(self._state.running) == 1:
+                self._state.wait_log.stop_at_fence(0, self._manager.shortage)
+                return False
             if fence is not None and fence.must_wait(victim):
                 # Its blocks would not be free before that step is back: it may as well go on.
                 self._state.wait_log.stop_at_fence(self._state.running.index(request), self._manager.shortage)

@@ -212,10 +212,13 @@ class SchedulerState:
         return threshold if threshold > 0 and len(self.running) + self.num_waiting > 1 else 0
 
     def pool_error(self, request: Request, num_tokens: int) -> RequestTooLargeError | None:
-        """The error of a request whose first num_tokens tokens cannot fit the whole pool, the slots behind them that a
-        drafter writes included; None when they can."""
-        num_slots = num_tokens + self.config.num_lookahead_tokens
-        num_needed = self.manager.num_blocks_for(num_slots, request.num_encoder_tokens)
+        """The error of a request whose first num_tokens tokens the whole pool may be too small for, the slots behind
+        them that a drafter writes included; None when they can be computed in it.
+
+        Everything that refuses or ends a request for its size asks here, and everything that waits may rely on the
+        answer: what is not refused fits once nobody else is there."""
+        num_lookahead = self.config.num_lookahead_tokens
+        num_needed = self.manager.num_blocks_for(num_tokens, request.num_encoder_tokens, num_lookahead)
         num_usable = self.manager.num_usable_blocks
         if num_needed <= num_usable:
             return None

@@ -114,13 +114,16 @@ class WaitLog:
             unreached = running[self.broke_off_at :]
         elif token_budget == 0:
             unreached = _behind_last(running, scheduled)
-        if unreached or self.unreached:
-            self.unreached = self._went_on(self.unreached, unreached)
+        missing: list[Request] = []
         if clips:
             num_reached = len(running) - len(unreached)
-            missing = _missing_in_prompt(running[:num_reached], scheduled) if len(scheduled) < num_reached else []
-            if missing or self.clipped:
-                self.clipped = self._went_on(self.clipped, missing)
+            if len(scheduled) < num_reached:
+                missing = _missing_in_prompt(running[:num_reached], scheduled)
+        if unreached or missing or self.unreached or self.clipped:
+            # The reason may change from step to step; they wait all the same.
+            before = {**self.unreached, **self.clipped}
+            self.unreached = self._went_on(before, unreached)
+            self.clipped = self._went_on(before, missing)
 
     def _went_on(self, before: dict[str, int], requests: list[Request]) -> dict[str, int]:
         return {request.request_id: before.get(request.request_id, self.step) for request in requests}

@@ -23,9 +23,13 @@ class Candidate:
         self.asynchronous: Final = asynchronous
         num_local = request.num_computed_tokens if hit is None else hit.num_tokens
         self.num_computed: Final = num_local + num_external
-        # If it is not admitted.
+        # Tokens that it computes in this step, if it is admitted; else why it is not.
+        self.num_new: int = 0
+        self.is_admitted: bool = False
         self.wait_reason: WaitReason = WaitReason.BLOCKS
         self.is_passed_over: bool = False
+        # With a shorter hit, or none, it may fit where it never will with this one.
+        self.hit_never_fits: bool = False
 
 
 class WaitingPass:
@@ -37,6 +41,9 @@ class WaitingPass:
         self._config: Final = state.config
         self._source: Final = source
         self._by_priority: Final = state.config.policy is SchedulingPolicy.PRIORITY
+        # Slots of a request's first step with drafts.
+        num_drafts = state.config.num_speculative_tokens + state.config.num_lookahead_tokens
+        self._num_more: Final = 1 + num_drafts if num_drafts > 0 else 0
         # Admitted in this step, after a load: their first step with drafts is still to come.
         self._loaded: Final[list[Request]] = []
 
@@ -58,6 +65,8 @@ class WaitingPass:
             except RequestError as wrong:
                 state.fail(request, wrong)
                 continue
+            if candidate is not None:
+                candidate = self._try(step, candidate, threshold)
             if candidate is None:
                 log.pass_over(request, WaitReason.EXTERNAL_LOOKUP if hindrance is None else hindrance)
                 skipped.append(request)
@@ -65,8 +74,8 @@ class WaitingPass:
                     log.ended_by = WaitReason.EXTERNAL_LOOKUP
                     break
                 continue
-            num_new = 0 if candidate.asynchronous else self._num_new_tokens(step, candidate, threshold)
-            if (num_new == 0 and not candidate.asynchronous) or not self._allocate(candidate, num_new):
+            num_new = candidate.num_new
+            if not candidate.is_admitted:
                 error = state.pool_error(request, request.num_tokens)
                 if error is None and candidate.is_passed_over:
                     log.pass_over(request, candidate.wait_reason)
@@ -97,6 +106,23 @@ class WaitingPass:
             holds = self._manager.holds_blocks(request)
             (state.waiting_holders if holds else state.waiting).add_first(request)
 
+    def _try(self, step: StepBuilder, first: Candidate, threshold: int) -> Candidate | None:
+        """Admits a candidate if it fits, or another of the same request. None while the source does not know yet.
+
+        A hit that ends inside a block is copied from there, so for a while it costs more blocks than computing the same
+        tokens. Where the whole pool has not so many, a shorter hit is taken, or none.
+        """
+        candidate: Candidate | None = first
+        while candidate is not None:
+            if not candidate.asynchronous:
+                candidate.num_new = self._num_new_tokens(step, candidate, threshold)
+            if candidate.num_new > 0 or candidate.asynchronous:
+                candidate.is_admitted = self._allocate(candidate, candidate.num_new)
+            if candidate.is_admitted or not candidate.hit_never_fits or candidate.hit is None:
+                break
+            candidate = self._look_up(first.request, candidate.hit.num_tokens - 1)
+        return candidate
+
     def _hindrance(self, request: Request) -> WaitReason | None:
         """Why a request must be passed over in this step; None when it need not."""
         if request.status is RequestStatus.WAITING_FOR_EXTERNAL_KV:
@@ -121,12 +147,14 @@ class WaitingPass:
         if self._state.accounting is not None:
             self._state.accounting.load(request)
 
-    def _look_up(self, request: Request) -> Candidate | None:
-        """What the prefix cache and the external source have. None while the source does not know yet."""
+    def _look_up(self, request: Request, max_hit: int = -1) -> Candidate | None:
+        """What the prefix cache, up to max_hit tokens if that is not negative, and the external source have. None while
+        the source does not know yet."""
         if self._manager.holds_blocks(request):
             return Candidate(request, None, 0, False)
-        hit = self._manager.get_computed_blocks(request)
-        request.shared_prefix_boundary = hit.shared_prefix_boundary
+        hit = self._manager.get_computed_blocks(request, max_hit)
+        if max_hit < 0:
+            request.shared_prefix_boundary = hit.shared_prefix_boundary
         if self._source is None or request.skip_prefix_lookup:
             return Candidate(request, hit, 0, False)
         whole = self._manager.whole_blocks_of(hit)
@@ -173,7 +201,7 @@ class WaitingPass:
         num_new = candidate.request.num_tokens - num_computed
         padded = 1 + config.num_speculative_tokens
         if (
-            num_new == 1 < padded
+            num_new == 1 < padded <= config.max_num_batched_tokens
             and not step.has_prefill
             and (step.has_running or num_computed > 0)
             and num_computed + padded + 1 <= self._manager.max_model_len
@@ -214,8 +242,34 @@ class WaitingPass:
         request = candidate.request
         if candidate.asynchronous and not self._may_load(candidate):
             return False
+        has_hit = candidate.hit is not None and candidate.hit.num_tokens > 0
+        shortage = self._take_slots(candidate, num_new, self._config.reserve_full_sequence)
+        if shortage is not None and shortage.never_fits and shortage.is_whole_sequence and not has_hit:
+            # With all the steps in flight that may be, it can hold more than the pool has. It was not refused, so with
+            # one at a time it cannot, and it need not wait for what will never be free.
+            shortage = self._take_slots(candidate, num_new, False)
+        if shortage is not None:
+            self._state.wait_log.shortage = shortage
+            candidate.hit_never_fits = shortage.never_fits and has_hit
+            candidate.wait_reason = WaitReason.HIT_IN_WRITING if shortage.is_in_writing else WaitReason.BLOCKS
+            return False
+        if candidate.hit is None:
+            self._loaded.append(request)
+            return True
+        if self._source is not None:
+            if not self._tell_source(self._source, candidate, candidate.hit):
+                return False
+            self._manager.record_external_lookup(request, candidate.hit.num_tokens, candidate.num_external)
+        self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
+        if self._state.accounting is not None:
+            self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
+        return True
+
+    def _take_slots(self, candidate: Candidate, num_new: int, must_fit: bool) -> BlockShortage | None:
+        """Gives the candidate its blocks; what lacks, if they are not free. `must_fit`: for all its tokens."""
+        request = candidate.request
         rule = AdmissionRule(
-            self._config.reserve_full_sequence,
+            must_fit,
             self._num_blocks_spoken_for() if candidate.asynchronous else 0,
             len(self._state.running) > 0,
         )
@@ -228,24 +282,7 @@ class WaitingPass:
             delay_cache_blocks=candidate.asynchronous,
             admission=rule,
         )
-        if blocks is None:
-            shortage = self._manager.shortage
-            assert shortage is not None
-            self._state.wait_log.shortage = shortage
-            is_written = shortage.num_needed > self._manager.num_usable_blocks and not shortage.is_host_pool
-            candidate.wait_reason = WaitReason.HIT_IN_WRITING if is_written else WaitReason.BLOCKS
-            return False
-        if candidate.hit is None:
-            self._loaded.append(request)
-        else:
-            if self._source is not None:
-                if not self._tell_source(self._source, candidate, candidate.hit):
-                    return False
-                self._manager.record_external_lookup(request, candidate.hit.num_tokens, candidate.num_external)
-            self._manager.record_prefix_lookup(request, candidate.hit.num_tokens, candidate.hit)
-            if self._state.accounting is not None:
-                self._state.accounting.admit(request, candidate.hit.num_tokens, candidate.num_external)
-        return True
+        return self._manager.shortage if blocks is None else None
 
     def _may_load(self, candidate: Candidate) -> bool:
         request = candidate.request
@@ -290,9 +327,7 @@ class WaitingPass:
         manager = self._manager
         if manager.num_free_blocks == manager.num_usable_blocks:
             return 0
-        config = self._config
-        num_drafts = config.num_speculative_tokens + config.num_lookahead_tokens
-        num_more = 1 + num_drafts if num_drafts > 0 else 0
+        num_more = self._num_more
         num_blocks = manager.num_draft_blocks(num_more)
         for other in self._state.in_prefill():
             num_blocks += manager.num_blocks_missing(other, num_more)
