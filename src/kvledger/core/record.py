@@ -3,6 +3,9 @@
 Engines send records between processes, keep copies and compare them. A native class would allow none of that: pickle
 and copy look for attributes where it has none, and nobody may set those that never change. So a record says how it is
 made again: by its class, from the attributes that __match_args__ names, and from the rest of what it has.
+
+A frozen dataclass is a record too. It leaves eq and repr to this class: making them anew for each takes half of the
+time in which the library is imported.
 """
 
 from typing import ClassVar

@@ -22,7 +22,7 @@ from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import BlockError, OutOfBlocksError, require, wrong_value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PoolOccupancy(Record):
     """Where the usable blocks are; the three sum to them. "Usage is low but hits drop" is `cached` shrinking."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from kvledger.core.record import Record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class DraftRule(Record):
     """Speculative decoding with a draft model that keeps KV values of its own (EAGLE, MTP).
 

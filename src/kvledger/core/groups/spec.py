@@ -47,7 +47,7 @@ def windowed_blocks(reach_tokens: int, block_size: int, max_model_len: int, max_
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KVCacheSpec(Record):
     """One layer's share of the KV cache. `block_size`: tokens per block."""
 
@@ -95,7 +95,7 @@ class KVCacheSpec(Record):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionSpec(KVCacheSpec):
     """Keys and values of `num_kv_heads` heads.
 
@@ -128,7 +128,7 @@ class AttentionSpec(KVCacheSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FullAttentionSpec(AttentionSpec):
     """Keys and values of every token, kept until the request ends (MHA, GQA, MQA).
 
@@ -149,7 +149,7 @@ class FullAttentionSpec(AttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SinkFullAttentionSpec(FullAttentionSpec):
     """Full attention that also reads `sink_len` learned tokens of the model, which live outside the pool."""
 
@@ -163,7 +163,7 @@ class SinkFullAttentionSpec(FullAttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SlidingWindowSpec(AttentionSpec):
     """Keys and values of the last `sliding_window` tokens (Mistral 7B paper, 2.1).
 
@@ -185,7 +185,7 @@ class SlidingWindowSpec(AttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChunkedLocalAttentionSpec(AttentionSpec):
     """Keys and values of the current chunk: token t reads from t // attention_chunk_size * attention_chunk_size on."""
 
@@ -200,7 +200,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CrossAttentionSpec(AttentionSpec):
     """Keys and values of the encoder's tokens: `max_encoder_tokens` at most, whatever the decoder's length."""
 
@@ -222,7 +222,7 @@ class CrossAttentionSpec(AttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class HostResidentSpec(FullAttentionSpec):
     """Full attention whose blocks live in host memory: `num_host_blocks` of them, in a pool of their own."""
 
@@ -236,7 +236,7 @@ class HostResidentSpec(FullAttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CircularBufferSpec(AttentionSpec):
     """A ring of `block_size` tokens that each request overwrites again and again: one block a request, never shared."""
 
@@ -252,7 +252,7 @@ class CircularBufferSpec(AttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MLAAttentionSpec(KVCacheSpec):
     """Multi-head latent attention: one latent vector a token that serves as key and value (DeepSeek-V2 paper, 2.1).
 
@@ -298,7 +298,7 @@ class MLAAttentionSpec(KVCacheSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SlidingWindowMLASpec(MLAAttentionSpec):
     """A latent vector for each of the last `sliding_window` tokens."""
 
@@ -324,7 +324,7 @@ class SlidingWindowMLASpec(MLAAttentionSpec):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MambaSpec(KVCacheSpec):
     """A recurrent state: tensors of `shapes` and `dtypes`, one set a block (Mamba, Mamba-2, gated delta nets, KDA).
 
@@ -387,7 +387,7 @@ class MambaSpec(KVCacheSpec):
         return cdiv(max_model_len, self.block_size) + self.num_speculative_blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KVCacheGroupSpec(Record):
     """Layers that share one block table: the same blocks, ids and lengths for all of them.
 
@@ -423,7 +423,7 @@ class KVCacheGroupSpec(Record):
         return most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KVCacheConfig(Record):
     """The pool and how it is shared out. `num_blocks` counts the null block, so num_blocks - 1 can hold tokens."""
 

@@ -13,7 +13,7 @@ class SchedulingPolicy(Enum):
     PRIORITY = "priority"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SchedulerConfig(Record):
     """Names and meanings are vLLM's.
 

@@ -37,7 +37,7 @@ class WaitReason(Enum):
     NEVER_FITS = "larger than the whole pool"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WaitExplanation(Record):
     """Why request_id got no tokens in step `step`, as that step decided it.
 

@@ -22,7 +22,7 @@ def curve_blocks(point: int) -> int:
     return point + 1 if point < 4 else (5 + point % 4) << (point // 4 - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MissConfig(Record):
     """Bounds of what is remembered to explain misses.
 
