@@ -25,14 +25,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, Decisions
+from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, Decisions, decisions_of
 from tests.side_by_side.layouts import Layout
 
 init_none_hash(sha256)
 # The release beside which this runs: "0.33". Ours decides as it does, or, where nobody has looked at it yet, as the
 # newest that is known; a search for what changed sets other rules.
 RELEASE = ".".join(vllm.__version__.split(".")[:2])
-decisions: str | Decisions = RELEASE if RELEASE in RELEASES else LATEST_RELEASE
+decisions: Decisions = decisions_of(RELEASE if RELEASE in RELEASES else LATEST_RELEASE).exact()
 HAS_LOOKAHEAD = "num_hash_lookahead_tokens" in inspect.signature(KVCacheManager.__init__).parameters
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,11 @@ class Limits:
     num_lookahead_tokens: int = 0
     steps_in_flight: int = 1
     has_source: bool = False
+
+    def __post_init__(self) -> None:
+        # What vLLM's configuration makes of them; a ledger made for smaller steps is refused by our scheduler.
+        most = self.steps_in_flight * self.max_num_batched_tokens
+        object.__setattr__(self, "layout", replace(self.layout, max_in_flight_tokens=most))
 
 
 @dataclass
@@ -168,10 +173,10 @@ class SchedulerPair:
                 return None
             hit, num_hit = options.get("new_computed_blocks"), options.get("num_new_computed_tokens", 0)
             for group_id, ours in enumerate(self.ours.manager._coordinator.managers):
-                written = getattr(ours, "_written_this_step", ())
+                written = getattr(ours, "_written_from", {})
                 if hit is None or not hit.blocks[group_id] or num_hit % ours.block_size == 0:
                     continue
-                if hit.blocks[group_id][-1].block_id in written:
+                if written.get(hit.blocks[group_id][-1].block_id, num_hit) < num_hit:
                     return None
             return allocate(request, *args, **options)
 

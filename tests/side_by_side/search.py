@@ -139,7 +139,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=10, help="seeds a kind")
     parser.add_argument("--as", dest="release", default=None, help="start from the rules of this release")
     options = parser.parse_args(argv)
-    rules = decisions_of(options.release or reference.decisions)
+    rules = decisions_of(options.release).exact() if options.release else reference.decisions
     results = search(rules, options.seeds)
     for kind, result in results.items():
         print(json.dumps({"kind": kind, **result}), flush=True)

@@ -56,14 +56,17 @@ class AlignedMambaManager(MambaManager):
         super().__init__(spec, group_id, context, policy)
         self.has_checkpoint_blocks: bool = spec.num_prefill_checkpoint_blocks > 0
         self.checkpoint_alignment: int = spec.prefill_checkpoint_alignment
-        # Hashes that became hits in this step. Their states are only written by it, so nobody can start from them yet.
+        # Hashes of states that only this step writes: nobody can start from them yet.
         self._cached_this_step: set[bytes] = set()
+        # {id of a block that this step's copies fill: where its state is until then}.
+        self._moved_this_step: dict[int, KVCacheBlock] = {}
 
     def make_held(self) -> GroupBlocks:
         return StateBlocks()
 
     def start_step(self) -> None:
         self._cached_this_step.clear()
+        self._moved_this_step.clear()
 
     # Counting and taking
 
@@ -175,7 +178,8 @@ class AlignedMambaManager(MambaManager):
         self.pool.move_hashes(source, target)
         self.pool.touch([source])
         self._copies.order(self.group_id, source, target)
-        if target.block_hash is not None:
+        self._moved_this_step[target.block_id] = source
+        if target.block_hash is not None and self.policy.delays_renamed_states:
             self._cached_this_step.add(target.block_hash)
 
     def _replace_tail(self, held: StateBlocks, target: KVCacheBlock) -> None:
@@ -185,6 +189,12 @@ class AlignedMambaManager(MambaManager):
         held.shared_tail = None
         held.blocks[held.shared_tail_index] = target
         self.pool.touch([target])
+        origin = self._moved_this_step.get(source.block_id)
+        if origin is not None:
+            # Nothing is in it before this step's copies are made.
+            self.pool.touch([origin])
+            self.pool.free_blocks([source])
+            source = origin
         self._copies.order(self.group_id, source, target)
 
     def fork(self, held: GroupBlocks, twin: GroupBlocks, num_tokens: int) -> None:
@@ -253,9 +263,11 @@ class AlignedMambaManager(MambaManager):
         SingleTypeKVCacheManager.cache_blocks(self, held, request, num_computed_tokens)
         if held.checkpoint > 0:
             self._cache_checkpoint(held, request)
-        elif self.cacheable_end(num_computed_tokens) == num_computed_tokens:
-            # Where the end may still change nothing is named: once it is settled, the state has gone on.
-            self._cache_tail(held, request, num_computed_tokens)
+            return
+        end = self.cacheable_end(num_computed_tokens)
+        if end == num_computed_tokens or end % self.block_size == 0:
+            # Inside a block whose end may still change nothing is named: once it is settled, the state has gone on.
+            self._cache_tail(held, request, end)
 
     def next_caching(self, held: GroupBlocks) -> int:
         return 0
@@ -264,7 +276,7 @@ class AlignedMambaManager(MambaManager):
         super().cached(request, blocks)
         for block in blocks:
             if block.block_hash is not None:
-                self._cached_this_step.add(block.block_hash)
+                self._note_cached(block.block_hash, request, block.num_hash_tokens)
 
     def _cache_checkpoint(self, held: StateBlocks, request: Request) -> None:
         """Names the state that this step's prefill exports by the length that it stands for."""
@@ -313,7 +325,11 @@ class AlignedMambaManager(MambaManager):
 
     def cache_partial(self, block: KVCacheBlock, request: Request, num_tokens: int) -> None:
         super().cache_partial(block, request, num_tokens)
-        self._cached_this_step.add(request.block_hashes[num_tokens // self.policy.hash_block_size - 1])
+        self._note_cached(request.block_hashes[num_tokens // self.policy.hash_block_size - 1], request, num_tokens)
+
+    def _note_cached(self, block_hash: bytes, request: Request, num_tokens: int) -> None:
+        if num_tokens > request.num_computed_tokens or self.policy.delays_renamed_states:
+            self._cached_this_step.add(block_hash)
 
     def _is_segment_end(self, index: int) -> bool:
         interval = self.policy.retention_interval

@@ -4,7 +4,7 @@ Chosen once, when a ledger is made; nothing asks for a version later. docs/diffe
 changes. A release that nobody has looked at yet is compared with these by its own files (docs/releases.md).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvledger.errors import wrong_value
@@ -27,6 +27,8 @@ class Decisions:
     same step.
     `skips_reserved_chunks`: a waiting request whose chunk would end too near to its prompt's end is passed over;
     otherwise everybody waits behind it.
+    `delays_renamed_states`: a state of an earlier step that this step names again, or moves to another block, is no hit
+    before the next one. All releases; ours starts from it at once, unless exact() is asked for.
     """
 
     release: str
@@ -37,6 +39,11 @@ class Decisions:
     trims_stops: bool
     victim_yields: bool
     skips_reserved_chunks: bool
+    delays_renamed_states: bool = False
+
+    def exact(self) -> "Decisions":
+        """The same release without what a ledger does better by a rule: inside vLLM, and for comparisons with it."""
+        return replace(self, delays_renamed_states=True)
 
 
 _RELEASES: Final = {

@@ -16,14 +16,17 @@ from kvledger.core.units import cdiv, round_down
 class FullAttentionManager(SingleTypeKVCacheManager):
     def __init__(self, spec: KVCacheSpec, group_id: int, context: ManagerContext, policy: GroupPolicy) -> None:
         super().__init__(spec, group_id, context, policy)
-        # Blocks that this step writes. A copy is made before it does, so nobody may start inside one of them yet.
-        self._written_this_step: set[int] = set()
+        # {id of a block that this step writes: where in its request it begins to}. A copy is made before it does, so
+        # nobody may start behind that yet.
+        self._written_from: dict[int, int] = {}
 
     def start_step(self) -> None:
-        self._written_this_step.clear()
+        self._written_from.clear()
 
     def is_hit_in_writing(self, hit: list[KVCacheBlock], local_end: int) -> bool:
-        return self.ends_inside_block(hit, local_end) and int(hit[-1].block_id) in self._written_this_step
+        if not self._written_from or not self.ends_inside_block(hit, local_end):
+            return False
+        return self._written_from.get(hit[-1].block_id, local_end) < local_end
 
     def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
         if self.is_hit_in_writing(hit, ranges.local_end):
@@ -34,7 +37,7 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         super().cached(request, blocks)
         if self.policy.hits_inside_blocks:
             for block in blocks:
-                self._written_this_step.add(block.block_id)
+                self._written_from[block.block_id] = request.num_computed_tokens
 
     def grows_by_slots(self) -> bool:
         return type(self) is FullAttentionManager

@@ -31,9 +31,9 @@ class GroupPolicy:
     of this group's hits is dropped; `any_draft`: of some group's. `num_unsettled`: tokens at the end of what is
     computed whose values may still change. `num_draft_lookahead`: known tokens that the draft needs behind a prefill
     step, 0 without one. `num_hash_lookahead`: tokens behind a block that its hash covers as well.
-    `keeps_block_below_junction`, `recaches_hit_states`: rules of the release (decisions.py). `retention_interval`:
-    sparse groups keep a reusable tail once in so many tokens; 0 only where a prompt's replay can use it; -1 at every
-    aligned boundary. `max_admission_blocks`: most blocks that one request holds at a time; `max_step_blocks`: with no
+    `keeps_block_below_junction`, `recaches_hit_states`, `delays_renamed_states`: rules of the release (decisions.py).
+    `retention_interval`: sparse groups keep a reusable tail once in so many tokens; 0 only where a prompt's replay can
+    use it; -1 at every aligned boundary. `max_admission_blocks`: most blocks that one request holds at a time; `max_step_blocks`: with no
     more than one step in flight, lookahead included. `context_parallel_size`: ranks over which each block's tokens are
     spread, where the spec allows it. `pins_shared_prefix`: states are cached exactly where a shared prefix ends.
     """
@@ -49,6 +49,7 @@ class GroupPolicy:
     num_hash_lookahead: int = 0
     keeps_block_below_junction: bool = False
     recaches_hit_states: bool = True
+    delays_renamed_states: bool = False
     retention_interval: int = -1
     max_admission_blocks: int = 0
     max_step_blocks: int = 0

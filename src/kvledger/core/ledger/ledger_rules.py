@@ -109,6 +109,7 @@ class LedgerRules:
                     num_hash_lookahead=self.num_hash_lookahead,
                     keeps_block_below_junction=release.keeps_block_below_junction,
                     recaches_hit_states=release.recaches_hit_states,
+                    delays_renamed_states=release.delays_renamed_states,
                     retention_interval=-1 if self.retention_interval is None else self.retention_interval,
                     max_admission_blocks=most,
                     max_step_blocks=most,

@@ -24,7 +24,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
-from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, decisions_of
+from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, Decisions, decisions_of
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.block_hash import GivenBlockHasher
@@ -107,7 +107,7 @@ class VllmKVCacheManager:
                 retention_interval=kv_cache_config.prefix_cache_retention_interval,
                 pins_shared_prefix=enable_mamba_shared_prefix_checkpoint,
                 context_parallel_size=dcp_world_size,
-                decisions=_release(),
+                decisions=_decisions(),
             )
         except KVLedgerError as error:
             raise as_not_served(error)
@@ -404,10 +404,10 @@ class VllmKVCacheManager:
         return hit
 
 
-def _release() -> str:
-    """The release whose decisions are made: the installed one, or for one that is forced the newest that is known."""
+def _decisions() -> Decisions:
+    """Those of the installed release, or for one that is forced of the newest that is known."""
     release = ".".join(map(str, parsed_version(vllm.__version__)))
-    return release if release in RELEASES else LATEST_RELEASE
+    return decisions_of(release if release in RELEASES else LATEST_RELEASE).exact()
 
 
 def _draft_rule(
@@ -419,7 +419,7 @@ def _draft_rule(
     if drops_last:
         return DraftRule(num_prefill_lookahead, hashes_ahead=False)
     marked = any(group.is_eagle_group for group in kv_cache_config.kv_cache_groups)
-    if (marked or num_prefill_lookahead > 0) and not decisions_of(_release()).hashes_ahead:
+    if (marked or num_prefill_lookahead > 0) and not _decisions().hashes_ahead:
         raise NotServedError("a draft model whose hits keep their last block")
     return DraftRule(num_prefill_lookahead, values_depend_on_next=False) if num_prefill_lookahead > 0 else None
 
