@@ -69,7 +69,8 @@ def can_be_scheduled_there(layout: Layout) -> bool:
     return not (has_encoder or has_ranks or stalls) and len(state_sizes) <= 1
 
 
-def drive(limits: Limits, directory: Path, rng: random.Random, seed: int) -> None:
+def drive(limits: Limits, directory: Path, rng: random.Random, seed: int) -> int:
+    """A random life of both schedulers, to its end. How many steps it had."""
     pair = SchedulerPair(limits, str(directory), seed)
     texts = [[rng.randrange(100) for _ in range(40)] for _ in range(3)]
     number = 0
@@ -87,6 +88,7 @@ def drive(limits: Limits, directory: Path, rng: random.Random, seed: int) -> Non
     pair.drain()
     assert not pair.theirs.has_unfinished_requests()
     assert pair.ours.manager.usage == 0.0
+    return pair.num_steps
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
