@@ -27,7 +27,7 @@ def random_groups(rng: random.Random) -> Layout:
 
 
 def life(seed: int) -> tuple[str, Limits, random.Random]:
-    """What a seed plays: one group, groups of all kinds or those of a model; every second one with an external source."""
+    """What a seed plays: one group, groups of all kinds or those of a model; every second seed with a source."""
     rng = random.Random(seed)
     kind = ("one group", "random groups", "a model's groups")[seed // 2 % 3]
     layout = one_group(rng) if kind == "one group" else rng.choice(NAMED) if kind[0] == "a" else random_groups(rng)

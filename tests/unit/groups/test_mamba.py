@@ -266,11 +266,16 @@ def test_the_state_at_the_prompts_end_is_copied_away_before_it_is_written() -> N
     kept = pool_of(manager).blocks[copy.target_block_id]
     assert (block.block_hash, int(kept.num_hash_tokens), int(kept.ref_cnt)) == (None, 24, 1)
     manager.check()
-    # The copied state cannot be used in the step that copies it.
-    b = request("b", 27)
-    assert manager.allocate_slots(b, 3, manager.get_computed_blocks(b)) is None
-    manager.release_block_copies([copy])
-    assert (int(kept.ref_cnt), hit(manager, b)) == (0, 24)
+    # In the step that copies the state it is still where it was; when that is done, it is where it was copied to.
+    for request_id, source in (("b", mine), ("c", copy.target_block_id)):
+        other_request = request(request_id, 27)
+        assert admit(manager, other_request, 3, found=manager.get_computed_blocks(other_request)) is not None
+        (second,) = manager.take_block_copies()
+        assert (second.source_block_id, second.target_block_id) == (source, tables(manager, other_request)[1][1])
+        manager.check()
+        if request_id == "b":
+            manager.release_block_copies([copy, second])
+    assert int(kept.ref_cnt) == 1
 
 
 def test_who_hits_a_state_inside_a_block_goes_on_in_a_copy() -> None:

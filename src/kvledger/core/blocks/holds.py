@@ -110,6 +110,10 @@ class BlockCopies:
         self._ends[copy] = (source, target)
         self._held.adopt([source, target])
 
+    def is_under_way(self, group_id: int, source: KVCacheBlock, target: KVCacheBlock) -> bool:
+        """Whether that copy was ordered, and is not known to be done."""
+        return BlockCopy(group_id, source.block_id, target.block_id) in self._ends
+
     def take(self) -> list[BlockCopy]:
         """Orders since the last call, for the step about to be sent, in a list that later orders do not join.
 

@@ -190,7 +190,7 @@ class AlignedMambaManager(MambaManager):
         held.blocks[held.shared_tail_index] = target
         self.pool.touch([target])
         origin = self._moved_this_step.get(source.block_id)
-        if origin is not None:
+        if origin is not None and self._copies.is_under_way(self.group_id, origin, source):
             # Nothing is in it before this step's copies are made.
             self.pool.touch([origin])
             self.pool.free_blocks([source])
