@@ -33,9 +33,10 @@ class GroupPolicy:
     step, 0 without one. `num_hash_lookahead`: tokens behind a block that its hash covers as well.
     `keeps_block_below_junction`, `recaches_hit_states`, `delays_renamed_states`: rules of the release (decisions.py).
     `retention_interval`: sparse groups keep a reusable tail once in so many tokens; 0 only where a prompt's replay can
-    use it; -1 at every aligned boundary. `max_admission_blocks`: most blocks that one request holds at a time; `max_step_blocks`: with no
-    more than one step in flight, lookahead included. `context_parallel_size`: ranks over which each block's tokens are
-    spread, where the spec allows it. `pins_shared_prefix`: states are cached exactly where a shared prefix ends.
+    use it; -1 at every aligned boundary. `max_admission_blocks`: most blocks that one request holds at a time;
+    `max_step_blocks`: with no more than one step in flight, lookahead included. `context_parallel_size`: ranks over
+    which each block's tokens are spread, where the spec allows it. `pins_shared_prefix`: states are cached exactly
+    where a shared prefix ends.
     """
 
     hash_block_size: int
