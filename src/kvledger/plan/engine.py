@@ -54,6 +54,10 @@ BATCH_DEFAULTS = (
 )
 
 
+# A video of Gemma 4: 32 frames of 70 tokens, two markers and a time stamp of six.
+GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
+
+
 def batch_defaults(gpu: Gpu) -> BatchDefaults:
     if "a100" in gpu.name.lower() and gpu.total_bytes < 160 * GIB:
         return BATCH_DEFAULTS[-1]
@@ -71,7 +75,7 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
     origins["dtype"] = "--dtype" if options.dtype != "auto" else f"checkpoint ({facts.checkpoint_dtype})"
     cache_dtype = kv_cache_dtype(facts, options, gpu, origins)
     caching = prefix_caching(facts, options, origins)
-    batched, seqs = batch_sizes(options, length, gpu, origins)
+    batched, seqs = batch_sizes(options, length, gpu, origins, largest_item(facts))
     in_flight = batched * concurrent_batches(options)
     origins["max_in_flight_tokens"] = f"{concurrent_batches(options)} batches in flight * max_num_batched_tokens"
     try:
@@ -205,8 +209,16 @@ def prefix_caching(facts: ModelFacts, options: EngineOptions, origins: dict[str,
     return not (only_states or facts.is_encoder_decoder)
 
 
-def batch_sizes(options: EngineOptions, length: int, gpu: Gpu, origins: dict[str, str]) -> tuple[int, int]:
-    """max_num_batched_tokens and max_num_seqs."""
+def largest_item(facts: ModelFacts) -> int:
+    """Tokens of the largest image or video where one must fit in a step, because its tokens see both ways; else 0."""
+    is_video = facts.config.outer_type == "gemma4" and facts.attends_both_ways_to_images
+    return GEMMA4_VIDEO_TOKENS if is_video else 0
+
+
+def batch_sizes(
+    options: EngineOptions, length: int, gpu: Gpu, origins: dict[str, str], item: int = 0
+) -> tuple[int, int]:
+    """max_num_batched_tokens and max_num_seqs. `item`: tokens that must fit in one step."""
     row = batch_defaults(gpu)
     factor = 2 if options.performance_mode == "throughput" else 1
     seqs = options.max_num_seqs or row.max_num_seqs * factor
@@ -221,7 +233,9 @@ def batch_sizes(options: EngineOptions, length: int, gpu: Gpu, origins: dict[str
             # A whole prompt must fit in a step.
             default = max(length, default)
             origins["max_num_batched_tokens"] += ", at least max_model_len without chunked prefill"
-        batched = min(seqs * length, default)
+        if item > default:
+            origins["max_num_batched_tokens"] = f"one video of {item:,} tokens must fit in a step"
+        batched = min(seqs * length, max(default, item))
     return batched, min(seqs, batched) if options.max_num_seqs is None else seqs
 
 

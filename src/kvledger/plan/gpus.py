@@ -40,6 +40,11 @@ USUAL: dict[str, str] = {
 }
 
 
+# Words in the names of cards that share the machine's memory, and of those of desks and workstations.
+UNIFIED = ("GB10", "Spark", "Thor", "Orin", "Strix", "Apple")
+WORKSTATION = ("RTX", "GeForce", "PCIe")
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One card. `total_bytes`: what CUDA reports, which the utilization is a share of; its range where it varies.
@@ -57,6 +62,16 @@ class Gpu:
     sourced: bool
     bandwidth_bytes_s: float = 0.0
     peak_flops: float = 0.0
+
+    @property
+    def shares_memory(self) -> bool:
+        """Processor and card have one memory."""
+        return any(word in self.name for word in UNIFIED)
+
+    @property
+    def is_datacenter(self) -> bool:
+        """Cards of a server are joined by NVLink; workstation cards are not."""
+        return self.name.startswith("NVIDIA") and not any(word in self.name for word in WORKSTATION)
 
 
 @cache

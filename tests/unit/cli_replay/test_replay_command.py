@@ -159,6 +159,7 @@ WRONG_VALUES = [
     ("--data-parallel-size", "0", "must be at least 1"),
     ("--decode-context-parallel-size", "3", "use a divisor"),
     ("--mamba-ssm-cache-dtype", "int3", "use one of auto, float32, float16, bfloat16"),
+    ("--quantization", "int3", "fp8_per_tensor"),
     ("--entry-point", "door", "use one of server, llm"),
     ("--prefill-context-parallel-size", "0", "must be at least 1"),
     ("--performance-mode", "slow", "use one of balanced"),

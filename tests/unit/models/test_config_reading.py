@@ -268,7 +268,7 @@ def test_unknown_name_says_what_is_accepted_and_what_is_near() -> None:
 
 def test_catalogue_rows_have_a_source_and_a_grade() -> None:
     rows = list(catalogue())
-    assert len(rows) >= 143
+    assert len(rows) >= 197
     assert all(row.source and row.grade for row in rows)
 
 
