@@ -205,8 +205,7 @@ def test_every_option_with_a_value_has_a_wrong_one_in_the_table() -> None:
         for option in fields(ReplayOptions)
         if "bool" not in str(get_type_hints(ReplayOptions)[option.name])
     }
-    # What a method of quantization is, the planner knows: an unknown one is a refusal, not a wrong command line.
-    assert with_values - {"--trace", "--quantization"} == {option for option, _, _ in WRONG_VALUES} - {
+    assert with_values - {"--trace"} == {option for option, _, _ in WRONG_VALUES} - {
         "--num-blocks",
         "--tp",
     }
