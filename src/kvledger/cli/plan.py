@@ -84,6 +84,8 @@ def answer_question(options: PlanOptions) -> int:
     options.validate()
     asked = options.asked(options.model, tuple(options.remark or ()), tuple(options.unmodelled or ()))
     show = Show(options.prompt, options.output, options.layout == "best", options.explain, options.json)
+    if options.need is not None:
+        return print_need(asked, options.need, options.prices, as_json=options.json)
     if options.from_log is not None:
         return explain_log(asked, options.from_log, show)
     return print_plan(asked, show) if options.sweep is None else print_sweep(asked, options.sweep, show)
@@ -171,3 +173,21 @@ def print_sweep(asked: "Asked", text: str, show: Show) -> int:
     else:
         console().print(sweep_table(sweep.key, rows))
     return int(not any(getattr(result, "error", result) is None for _, result in rows))
+
+
+def print_need(asked: "Asked", need_text: str, prices_text: str | None, *, as_json: bool) -> int:
+    """Prints a line for each card that serves the need, the best first."""
+    from kvledger.plan.need import answers, answers_object, parse_need, parse_prices
+    from kvledger.plan.report import need_table, note_lines
+
+    need = parse_need(need_text)
+    prices = {} if prices_text is None else parse_prices(prices_text)
+    ranked = answers(asked, need, prices)
+    notes = (*ranked[0].plan.facts.config.notes, *asked.remarks)
+    if as_json:
+        print(json.dumps(answers_object(ranked, notes, asked.unmodelled)))
+        return 0
+    console().print(need_table(ranked))
+    if notes or asked.unmodelled:
+        console().print(note_lines(notes, asked.unmodelled))
+    return 0

@@ -126,8 +126,12 @@ SWEEP_DEFAULTS = {
     "kv-cache-dtype": "auto,fp8",
     "block-size": "16,32,64,128",
     "max-num-batched-tokens": "2048,4096,8192,16384",
+    "max-num-seqs": "64,128,256,512,1024",
 }
 SHORT_KEYS = {
+    "card": "gpu",
+    "cards": "gpu",
+    "gpus": "gpu",
     "tp": "tensor-parallel-size",
     "pp": "pipeline-parallel-size",
     "length": "max-model-len",
@@ -161,6 +165,7 @@ def swept(asked: Asked, key: str, value: str) -> Asked:
         ),
         "kv-cache-dtype": lambda: replace(options, kv_cache_dtype=value),
         "block-size": lambda: replace(options, block_size=parse_count("--block-size", value)),
+        "max-num-seqs": lambda: replace(options, max_num_seqs=parse_count("--max-num-seqs", value)),
         "max-num-batched-tokens": lambda: replace(
             options, max_num_batched_tokens=parse_count("--max-num-batched-tokens", value)
         ),

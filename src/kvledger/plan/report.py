@@ -13,6 +13,7 @@ from kvledger.plan.granularity import reuse_step
 from kvledger.plan.layout import WORTH_MORE_GROUPS, LayoutChoice, LayoutComparison
 from kvledger.plan.logs import LogCheck
 from kvledger.plan.memory import MemoryBudget
+from kvledger.plan.need import Answer, command
 from kvledger.plan.plan import Plan
 from kvledger.plan.pool import blocks_of_group, capacity_lines
 from kvledger.plan.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
@@ -306,3 +307,37 @@ def sweep_table(key: str, rows: list[tuple[str, Plan | Refusal]]) -> Table:
             verdict,
         )
     return table
+
+
+def need_table(answers: Sequence[Answer]) -> RenderableType:
+    """One line for each card, and the command of the first."""
+    need = answers[0].need
+    has_prices = any(answer.price is not None for answer in answers)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("card")
+    for title in ("cards", "tp x pp x dp", "blocks", "longest", "users", "at least", "margin"):
+        table.add_column(title, justify="right", no_wrap=True)
+    if has_prices:
+        table.add_column("price", justify="right")
+    for answer in answers:
+        options = answer.plan.request.options
+        sizes = (options.tensor_parallel_size, options.pipeline_parallel_size, answer.replicas)
+        row: list[RenderableType] = [
+            answer.card,
+            f"{answer.num_cards}",
+            " x ".join(map(str, sizes)),
+            f"{answer.plan.num_blocks:,}",
+            f"{answer.longest:,}",
+            f"{answer.users:,}",
+            Text(f"{answer.surely:,}", "green" if answer.surely >= need.users else "yellow"),
+            f"{answer.margin:.0%}",
+        ]
+        if has_prices:
+            row.append("" if answer.price is None else f"{answer.price:,.2f}")
+        table.add_row(*row)
+    name = answers[0].plan.facts.name
+    asked = Text(f"{name}: {need.users:,} users at a time, {need.context:,} tokens each\n", style="bold")
+    legend = (
+        "blocks and longest: of a replica; users: that fit at a time; at least: at the low end of the memory estimate"
+    )
+    return Group(asked, table, Text(f"\n{legend}\n{command(answers[0])}", style="bright_black"))

@@ -171,6 +171,66 @@ def test_sweep_is_one_line_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["gpu"] for row in rows] == ["L4", "H100"]
 
 
+def test_a_need_is_answered_with_cards_counts_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("Qwen/Qwen3-32B", "--need", "users=50,context=32k", "--gpu", "H100,H200", "--prices", "H100=2.5,H200=3.5")
+    code, out, _ = run(capsys, *asked)
+    assert code == 0
+    assert "Qwen/Qwen3-32B: 50 users at a time, 32,000 tokens each" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("NVIDIA")]
+    assert [float(row[-1]) for row in rows] == sorted(float(row[-1]) for row in rows)
+    found = as_json(capsys, *asked)
+    assert found["need"] == {"users": 50, "context": 32_000}
+    best = found["answers"][0]
+    ranks = best["tensor_parallel_size"] * best["pipeline_parallel_size"] * best["data_parallel_size"]
+    assert best["num_gpus"] == ranks
+    assert best["users"] >= 50
+    assert best["command"] in out.replace(" \n", " ")
+    assert best["command"].startswith("vllm serve Qwen/Qwen3-32B --max-model-len 32000")
+
+
+def test_a_need_keeps_the_notes_of_a_pasted_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "--need",
+        "users=5,context=4k",
+        "--gpu",
+        "H100",
+        "--",
+        "vllm",
+        "serve",
+        LLAMA,
+        "--enable-lora",
+        "--port",
+        "1",
+    )
+    _, out, _ = run(capsys, *words)
+    assert "warning: --enable-lora is not modelled" in out
+    found = as_json(capsys, *words)
+    assert "--port: no change to the plan (the server and its API)" in found["notes"]
+    assert found["not_modelled"] == ["--enable-lora is not modelled: adapters are not counted"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--need", "users=2,context=4k", "--sweep", "gpu"), "--sweep='gpu': --need is given too"),
+        (("--need", "users=2,context=4k", "--from-log", "x"), "--from-log='x': --need is given too"),
+        (("--prices", "H100=2"), "--prices='H100=2': nothing is ranked without --need"),
+    ],
+)
+def test_a_need_stands_alone(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, LLAMA, *words)
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+def test_sweeps_over_cards_and_over_requests_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, LLAMA, "--sweep", "cards=L4,H100")
+    assert [line.split()[0] for line in out.splitlines()] == ["gpu", "L4", "H100"]
+    rows = as_json(capsys, LLAMA, "--gpu", "H100", "--sweep", "max-num-seqs=256,1024")
+    # Sampling 1,024 sequences takes more than a pass over 8,192 tokens, so fewer of them leave more for the cache.
+    assert rows[0]["num_blocks"] > rows[1]["num_blocks"] == 28_134
+
+
 def test_every_step_is_explained(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = run(capsys, "Qwen/Qwen3.5-27B", "--kv-cache-memory-bytes", "40GiB", "--explain")
