@@ -13,8 +13,8 @@ from tempfile import mkdtemp
 from vllm.v1.outputs import ModelRunnerOutput
 
 from benchmarks.measure import Row, compare
+from benchmarks.peers.operation import Operation, num_runs
 from kvledger import build_info
-from kvledger.bench.operation import Operation, num_runs
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from tests.side_by_side import reference
 from tests.side_by_side.layouts import Group, Layout
@@ -48,7 +48,7 @@ class Schedule(Operation):
                 log_stats=True,
             )
         rng = random.Random(num_running)
-        factory = reference.RequestFactory(layout.unit)
+        factory = reference.RequestFactory(layout)
         self.ids = [f"r{index}" for index in range(num_running)]
         for index, request_id in enumerate(self.ids):
             prompt = [rng.randrange(100_000) for _ in range(SHORTEST_PROMPT + index % BLOCK_SIZE)]

@@ -9,6 +9,7 @@ import random
 import time
 
 from benchmarks.measure import Row, compare, print_off_and_on
+from benchmarks.peers.operation import Operation, num_runs
 from kvledger import (
     BlockResidency,
     FullAttentionSpec,
@@ -19,7 +20,6 @@ from kvledger import (
     Request,
     SlidingWindowSpec,
 )
-from kvledger.bench.operation import Operation, num_runs
 from kvledger.metrics.prometheus import MetricsTarget, RequestMetrics, SchedulerMetrics
 from kvledger.scheduler import RequestAccounting, Scheduler, SchedulerConfig, StallDetector
 

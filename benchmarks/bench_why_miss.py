@@ -9,6 +9,7 @@ evictions and lookups of what was evicted.
 import random
 
 from benchmarks.measure import Row, compare, print_off_and_on
+from benchmarks.peers.operation import Operation, num_runs
 from kvledger import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -18,7 +19,6 @@ from kvledger import (
     Request,
     make_block_hasher,
 )
-from kvledger.bench.operation import Operation, num_runs
 from kvledger.scheduler import Scheduler, SchedulerConfig
 from kvledger.traces.formats import open_trace, sample_path
 from kvledger.traces.prompts import make_prompt_maker
@@ -141,8 +141,8 @@ def run() -> list[Row]:
             rows.append(compare(QUESTION, case, off, on, 400 if num_tokens == 512 else 64))
     recorded = list(open_trace(sample_path()).requests())[:300]
     for hash_name in ("sha256", "xxh3", "none"):
-        off, on = (Replay(explains, recorded, hash_name) for explains in (False, True))
-        rows.append(compare(QUESTION, f"replay, a request, hash {hash_name}", off, on, 16, per=len(recorded)))
+        without, with_ = (Replay(explains, recorded, hash_name) for explains in (False, True))
+        rows.append(compare(QUESTION, f"replay, a request, hash {hash_name}", without, with_, 16, per=len(recorded)))
     return rows
 
 

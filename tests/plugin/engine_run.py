@@ -121,7 +121,7 @@ def _record(run: EngineRun) -> None:
         return stats
 
     def recorded_events() -> list[Any]:
-        events = take_events()
+        events: list[Any] = take_events()
         run.events.extend(repr(event) for event in events)
         return events
 

@@ -3,8 +3,8 @@
 from itertools import islice
 from pathlib import Path
 
-from kvledger.bench.operation import num_runs
-from kvledger.bench.workload import (
+from benchmarks.peers.operation import num_runs
+from benchmarks.peers.workload import (
     BLOCK_SIZE,
     FILLER_TOKENS,
     blocks_for_decoding,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import kvledger.bench
-from kvledger.bench.case import QUESTIONS
-from kvledger.bench.process import ContestantError, ContestantProcess
+from benchmarks.peers.case import QUESTIONS
+from benchmarks.peers.process import ContestantError, ContestantProcess
 
+DIRECTORY = Path(__file__).parents[3] / "benchmarks" / "peers"
 # What peers import in their interpreters, where kvledger is not installed.
-SHARED = {"case", "operation", "process", "workload"}
+SHARED = {"operation", "operations", "parts", "process", "workload"}
 
 
 def test_ours_does_a_case_of_every_question_that_needs_no_trace() -> None:
@@ -23,7 +23,7 @@ def test_ours_does_a_case_of_every_question_that_needs_no_trace() -> None:
                 continue
             first = question.cases[0]
             num_blocks, num_running = min(first.num_blocks, 1000), min(first.num_running, 16)
-            case = replace(first, num_blocks=num_blocks, num_cached=0, num_running=num_running)
+            case = replace(first, num_blocks=num_blocks, num_cached=0, num_running=num_running, decides_as="0.33")
             assert ours.open(case.as_dict()) is None
             values = ours.burst(2)
             assert len(values) == 2, name
@@ -32,7 +32,7 @@ def test_ours_does_a_case_of_every_question_that_needs_no_trace() -> None:
 
 
 def test_a_contestant_that_does_not_start_says_why() -> None:
-    with pytest.raises(ContestantError, match=r"^nobody: ModuleNotFoundError: .*kvledger.bench.contestants.nobody"):
+    with pytest.raises(ContestantError, match=r"^nobody: ModuleNotFoundError: .*benchmarks.peers.contestants.nobody"):
         ContestantProcess("nobody", sys.executable)
 
 
@@ -42,9 +42,8 @@ def test_an_interpreter_that_is_not_there() -> None:
 
 
 def test_what_peers_import_needs_the_standard_library_alone() -> None:
-    directory = Path(kvledger.bench.__file__).parent
     for name in SHARED:
-        for node in ast.walk(ast.parse((directory / f"{name}.py").read_text())):
+        for node in ast.walk(ast.parse((DIRECTORY / f"{name}.py").read_text())):
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -52,5 +51,5 @@ def test_what_peers_import_needs_the_standard_library_alone() -> None:
             else:
                 continue
             for module in modules:
-                own = module.removeprefix("kvledger.bench.") in SHARED
+                own = module.removeprefix("benchmarks.peers.") in SHARED
                 assert own or module.split(".")[0] in sys.stdlib_module_names, f"{name} imports {module}"

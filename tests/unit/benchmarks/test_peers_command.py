@@ -1,12 +1,12 @@
-"""`kvledger bench` as a user meets it."""
+"""python -m benchmarks.peers as a user meets it."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from kvledger.bench.peers import find_interpreters
-from kvledger.cli import main
+from benchmarks.peers.command import main
+from benchmarks.peers.peers import find_interpreters
 from kvledger.errors import ConfigError
 
 
@@ -20,13 +20,13 @@ def no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_questions_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--list"]) == 0
+    assert main(["--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names[:3] == ["scheduler_step", "decode_step", "admission"]
 
 
 def test_without_peers_ours_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--quick", "--question", "free", "--json"]) == 0
+    assert main(["--quick", "--question", "free", "--json"]) == 0
     printed = capsys.readouterr()
     rows = json.loads(printed.out)
     assert [(row["question"], row["size"], row["peer"]) for row in rows] == [
@@ -37,8 +37,14 @@ def test_without_peers_ours_is_measured_alone(capsys: pytest.CaptureFixture[str]
     assert "scripts/make_peers.sh" in printed.err
 
 
+def test_the_release_that_ours_decides_as_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, named in (([], "0.33"), (["--vllm-version", "0.32.1"], "0.32")):
+        assert main(["--quick", "--question", "free", *asked]) == 0
+        assert f"deciding as vLLM {named}\n" in capsys.readouterr().out
+
+
 def test_a_peer_that_fails_to_start_is_named_and_the_rest_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["bench", "--quick", "--question", "pool_build", "--peer-python", "vllm=/nowhere/python"])
+    code = main(["--quick", "--question", "pool_build", "--peer-python", "vllm=/nowhere/python"])
     printed = capsys.readouterr()
     assert code == 1
     assert "| pool_build | 10k blocks |" in printed.out
@@ -48,15 +54,16 @@ def test_a_peer_that_fails_to_start_is_named_and_the_rest_is_measured(capsys: py
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--question", "speed"], "--question 'speed': use one of scheduler_step"),
+        (["--question", "speed"], "--question 'speed': no such question; use one of scheduler_step"),
         (["--json", "--markdown"], "give one"),
-        (["--peer", "orca"], "peer='orca': unknown peer"),
-        (["--peer-python", "vllm"], "peer_python='vllm': not a name and a path"),
+        (["--peer", "orca"], "--peer 'orca': unknown peer"),
+        (["--peer-python", "vllm"], "--peer-python 'vllm': not a name and a path"),
+        (["--vllm-version", "0.5"], "--vllm-version='0.5': not a release that is modelled; use 0.33 or 0.32"),
         (["--peer", "vllm"], "no interpreter at"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 2
+    assert main(arguments) == 2
     printed = " ".join(capsys.readouterr().err.split())
     assert problem in printed
 

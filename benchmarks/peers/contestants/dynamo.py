@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from dynamo._core import run_mocker_synthetic_trace_replay, run_mocker_trace_replay
 
-from kvledger.bench.operation import Operation
-from kvledger.bench.workload import BLOCK_SIZE, TOKEN_BUDGET, blocks_for_decoding
+from benchmarks.peers.operation import Operation
+from benchmarks.peers.workload import BLOCK_SIZE, TOKEN_BUDGET, blocks_for_decoding
 
 PROMPT_TOKENS: Final = 256
 # Output lengths of the shorter and the longer run; between them lie decode steps alone.

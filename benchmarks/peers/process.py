@@ -20,14 +20,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from kvledger.bench.operation import Operation, burst
+from benchmarks.peers.operation import Operation, burst
 
-# A peer's interpreter has no kvledger. This gives it the package's directory under its name and nothing of its core.
+# A peer's interpreter has neither kvledger nor the clone that this file stands in, so that is named.
 _BOOT: Final = (
-    "import sys, types; root, name = sys.argv[1:]; package = types.ModuleType('kvledger'); package.__path__ = [root]; "
-    "sys.modules['kvledger'] = package; from kvledger.bench.process import serve; serve(name)"
+    "import sys; root, name = sys.argv[1:]; sys.path.insert(0, root); "
+    "from benchmarks.peers.process import serve; serve(name)"
 )
-_ROOT: Final = Path(__file__).parents[1]
+_ROOT: Final = Path(__file__).parents[2]
 # Threads of torch only disturb; the rest keeps engines from looking for devices and the network.
 _ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
@@ -51,15 +51,12 @@ class ContestantProcess:
     """The near end. Use it as a context."""
 
     def __init__(self, name: str, python: str | None = None) -> None:
-        """`python`: the peer's interpreter; None: this one, with kvledger as it is imported here."""
+        """`python`: the peer's interpreter; None: this one, with the same PYTHONPATH."""
         self.name: Final = name
         environment = {**os.environ, **_ENVIRONMENT}
-        if python is None:
-            command = [sys.executable, "-c", f"from kvledger.bench.process import serve; serve({name!r})"]
-            environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT.parent), os.environ.get("PYTHONPATH", "")])
-        else:
-            command = [python, "-c", _BOOT, str(_ROOT), name]
+        if python is not None:
             environment.pop("PYTHONPATH", None)
+        command = [python or sys.executable, "-c", _BOOT, str(_ROOT), name]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -120,7 +117,7 @@ def serve(name: str) -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     try:
-        contestant = import_module(f"kvledger.bench.contestants.{name}")
+        contestant = import_module(f"benchmarks.peers.contestants.{name}")
         _answer(pipe, {"version": contestant.version(), "python": sys.version.split()[0]})
         _serve(pipe, contestant.prepare)
     except Exception:

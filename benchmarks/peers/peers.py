@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from benchmarks.peers.case import Case
 from kvledger import build_info
-from kvledger.bench.case import Case
 from kvledger.errors import wrong_value
 
 # Name of a peer -> its venv under the cache directory, as the scripts in scripts/ make them.
@@ -81,11 +81,12 @@ def _usual_place(name: str) -> Path:
     return Path(os.environ.get("KVLEDGER_CACHE", _CACHE)).expanduser() / PEERS[name]
 
 
-def machine() -> list[str]:
-    """Where it is measured."""
+def machine(decides_as: str) -> list[str]:
+    """Where it is measured, and what of ours: the build, and the release of vLLM whose decisions it makes."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = models[0] if models else platform.processor() or platform.machine()
     system = f"{platform.system()} {platform.release()}"
-    return [f"{cpu}, {os.cpu_count()} CPUs", system, f"Python {platform.python_version()}", build_info()]
+    python = f"Python {platform.python_version()}"
+    return [f"{cpu}, {os.cpu_count()} CPUs", system, python, f"{build_info()} deciding as vLLM {decides_as}"]

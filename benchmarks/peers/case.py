@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kvledger.bench.workload import BLOCK_SIZE
+from benchmarks.peers.workload import BLOCK_SIZE
 
 _K: Final = 1000
 _M: Final = 1_000_000
@@ -17,6 +17,7 @@ class Case:
 
     `per`: operations in a run; values are per operation. `unit` of the values as reported, after `per`: "us" or "B".
     `trace`: a file with prompts (see workload.write_prompts) or a recorded trace, put in place before the run.
+    `decides_as`: the release of vLLM whose decisions ours makes, put in place before the run.
     """
 
     question: str
@@ -34,6 +35,7 @@ class Case:
     num_requests: int = 0
     variant: str = ""
     trace: str = ""
+    decides_as: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,11 +2,11 @@
 
 import json
 
-from kvledger.bench.case import QUESTIONS, Case
-from kvledger.bench.contest import Measured, Row, in_turns, quick, run_case
-from kvledger.bench.peers import left_out
-from kvledger.bench.report import as_json, markdown, quantity
-from tests.unit.bench.opponents import Scripted
+from benchmarks.peers.case import QUESTIONS, Case
+from benchmarks.peers.contest import Measured, Row, in_turns, quick, run_case
+from benchmarks.peers.peers import left_out
+from benchmarks.peers.report import as_json, markdown, quantity
+from tests.unit.benchmarks.opponents import Scripted
 
 CASE = Case("free", "512 tokens", 3)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from kvledger.bench.contest import Measured, Row
+from benchmarks.peers.contest import Measured, Row
 
 
 def markdown(machine: list[str], rows: Iterable[Row]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvledger.bench.operation import num_runs
+from benchmarks.peers.operation import num_runs
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 65_536

@@ -1,28 +1,38 @@
 """A whole run: contestants started, questions asked, rows yielded."""
 
+import gzip
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
-from kvledger.bench.case import QUESTIONS, Case
-from kvledger.bench.contest import Opponent, Row, quick, run_case
-from kvledger.bench.peers import left_out
-from kvledger.bench.process import ContestantError, ContestantProcess
-from kvledger.bench.workload import write_prompts
+from benchmarks.peers.case import QUESTIONS, Case
+from benchmarks.peers.contest import Opponent, Row, quick, run_case
+from benchmarks.peers.peers import left_out
+from benchmarks.peers.process import ContestantError, ContestantProcess
+from benchmarks.peers.workload import BLOCK_SIZE, write_prompts
+from kvledger import Sha256BlockHasher
+from kvledger.traces.formats import open_trace, sample_path
+from kvledger.traces.prompts import TokenPrompts
 
 # Longer prompts would not fit in a replay's pool.
 _MAX_PROMPT_TOKENS = 60_000
 
 
 class BenchRun:
-    """`interpreters`: of the peers, by name. `failures`: filled by run() with peers that did not start or failed."""
+    """`interpreters`: of the peers, by name. `decides_as`: the release of vLLM whose decisions ours makes. `failures`:
+    filled by run() with peers that did not start or failed.
+    """
 
-    def __init__(self, questions: Iterable[str], interpreters: dict[str, str], is_quick: bool) -> None:
+    def __init__(
+        self, questions: Iterable[str], interpreters: dict[str, str], decides_as: str, *, is_quick: bool
+    ) -> None:
         self._questions = [QUESTIONS[name] for name in questions]
         self._interpreters = interpreters
+        self.decides_as: Final = decides_as
         self._is_quick = is_quick
         self.failures: list[str] = []
 
@@ -41,7 +51,8 @@ class BenchRun:
                 print(f"measuring {question.name}", file=sys.stderr, flush=True)
                 cases = quick(question.cases) if self._is_quick else question.cases
                 for case in cases:
-                    yield from self._run_case(_with_trace(case, directory), ours, peers)
+                    ready = replace(_with_trace(case, directory), decides_as=self.decides_as)
+                    yield from self._run_case(ready, ours, peers)
 
     def _run_case(self, case: Case, ours: Opponent, peers: list[Opponent]) -> Iterator[Row]:
         try:
@@ -57,12 +68,8 @@ def _with_trace(case: Case, directory: Path) -> Case:
     """The case with its traffic from the bundled trace in a file."""
     if case.question != "replay":
         return case
-    from kvledger.traces.formats import sample_path
-
     if case.variant == "whole":
         # Not every peer reads compressed traces.
-        import gzip
-
         path = directory / "trace.jsonl"
         path.write_bytes(gzip.decompress(Path(sample_path()).read_bytes()))
     else:
@@ -72,10 +79,6 @@ def _with_trace(case: Case, directory: Path) -> Case:
 
 
 def _recorded_prompts(num_requests: int) -> list[list[int]]:
-    from kvledger import Sha256BlockHasher
-    from kvledger.bench.workload import BLOCK_SIZE
-    from kvledger.traces.formats import open_trace, sample_path
-    from kvledger.traces.prompts import TokenPrompts
 
     maker = TokenPrompts(Sha256BlockHasher(BLOCK_SIZE))
     found: list[list[int]] = []

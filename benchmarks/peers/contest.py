@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Protocol
 
-from kvledger.bench.case import Case
-from kvledger.bench.operation import BURST, Operation, burst
+from benchmarks.peers.case import Case
+from benchmarks.peers.operation import BURST, Operation, burst
 
 # What --quick leaves of a case.
 _QUICK_REPEATS = 2
