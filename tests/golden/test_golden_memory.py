@@ -18,7 +18,10 @@ from kvledger.models.facts import ModelFacts, model_facts
 from kvledger.models.shards import Ranks
 from kvledger.models.sources import find_in_catalogue
 from kvledger.models.weights import rank_weight_bytes
+from kvledger.plan.ask import Asked, build_request
+from kvledger.plan.from_log import asked_by_log, calibrated
 from kvledger.plan.gpus import GIB, find_gpu
+from kvledger.plan.logs import LogFacts
 from kvledger.plan.memory import MeasuredMemory, MemoryBudget
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import PlanRequest, make_plan
@@ -100,6 +103,34 @@ def test_what_the_estimates_were_fitted_to(start: dict[str, Any]) -> None:
     low, size, high = available_gib(start)
     assert low <= start["available_gib"] <= high
     assert size == pytest.approx(start["available_gib"], abs=0.2)
+
+
+# A start of a machine -> other starts of it, with the GiB of weights that the first one loaded.
+WHAT_IFS = [("L181", 14.99, ("L191",)), ("L207", 14.25, ("L213", "L214"))]
+
+
+@pytest.mark.parametrize(("first", "weights_gib", "others"), WHAT_IFS)
+def test_one_start_tells_what_others_of_its_machine_have(
+    first: str, weights_gib: float, others: tuple[str, ...]
+) -> None:
+    by_id = {start["id"]: start for start in starts()}
+    known = by_id[first]
+    facts = LogFacts(
+        version=known["version"],
+        total_gib=known["gpu_total_gib"],
+        available_gib=known["available_gib"],
+        weights_gib=weights_gib,
+        args={**known["options"]},
+    )
+    for other in (by_id[name] for name in others):
+        given = {name: value for name, value in other["options"].items() if value != known["options"].get(name)}
+        asked = Asked(known["model"], known["gpu"], None, EngineOptions(**given), given=frozenset(given))
+        question = asked_by_log(asked, facts)
+        assert [change.option for change in question.changes] == ["--tensor-parallel-size"]
+        start = make_plan(build_request(question.start))
+        cache = make_plan(build_request(calibrated(question, facts, start))).budgets[0].cache
+        assert cache.low / GIB <= other["available_gib"] <= cache.high / GIB
+        assert cache.bytes / GIB == pytest.approx(other["available_gib"], abs=0.6)
 
 
 # Log, model, how it was stored, tensor-parallel ranks, GiB that were loaded.

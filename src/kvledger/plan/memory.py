@@ -10,17 +10,31 @@ from kvledger.core.units import dtype_bytes
 from kvledger.models.config import ModelConfig
 from kvledger.models.rotary import rotary_bytes
 from kvledger.models.weights import WeightBytes
+from kvledger.plan.calibration import Calibration, changed_cache, changed_terms
 from kvledger.plan.engine import EngineSettings
 from kvledger.plan.estimates import Estimate, activations, graphs, outside
 from kvledger.plan.gpus import Gpu
 from kvledger.plan.options import EngineOptions
-
-GIVEN, MEASURED, COUNTED, ESTIMATED = "given", "measured", "counted", "estimated"
+from kvledger.plan.terms import (
+    ACTIVATIONS,
+    COUNTED,
+    ESTIMATED,
+    GIVEN,
+    GRAPHS,
+    MEASURED,
+    OTHER,
+    WEIGHTS,
+    Term,
+    exact,
+)
 
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """Bytes of one GPU that the user knows from a log or a profile; None means count or estimate."""
+    """Bytes of one GPU that the user knows from a log or a profile; None means count or estimate.
+
+    `calibration`: another start on the same machine, from which this one is worked out.
+    """
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -28,29 +42,10 @@ class MeasuredMemory:
     activation_bytes: int | None = None
     graph_bytes: int | None = None
     other_bytes: int | None = None
+    calibration: Calibration | None = None
 
 
 NOTHING_MEASURED = MeasuredMemory()
-
-
-@dataclass(frozen=True)
-class Term:
-    """One part of a card's memory. `origin`: given, measured, counted or estimated; `low` to `high` is its range."""
-
-    name: str
-    bytes: int
-    low: int
-    high: int
-    origin: str
-    detail: str
-
-    @property
-    def is_exact(self) -> bool:
-        return self.low == self.high
-
-
-def exact(name: str, size: int, origin: str, detail: str) -> Term:
-    return Term(name, size, size, size, origin, detail)
 
 
 @dataclass(frozen=True)
@@ -90,12 +85,15 @@ def memory_budget(
     measured: MeasuredMemory,
 ) -> MemoryBudget:
     """The budget of one GPU of a pipeline stage."""
-    terms = (
+    start = measured.calibration
+    terms: tuple[Term, ...] = (
         weights_term(config, settings, stage.weights, measured),
         activation_term(config, settings, options, measured),
         graphs_term(config, options, settings, gpu, stage.num_layers, measured),
         other_term(gpu, options, measured),
     )
+    if start is not None:
+        terms = changed_terms(start, terms)
     total = measured.total_bytes or gpu.total_bytes
     requested = int(total * options.gpu_memory_utilization)
     read = stage.weights.bytes if measured.weight_bytes is None else measured.weight_bytes
@@ -105,6 +103,10 @@ def memory_budget(
     if measured.available_bytes is not None:
         cache = exact("KV cache", measured.available_bytes, MEASURED, "available KV cache memory of the log")
         return MemoryBudget(gpu, total, requested, terms, cache, False, read)
+    if start is not None:
+        known = start.requested_bytes is not None
+        cache = changed_cache(start, terms, requested if known else None)
+        return MemoryBudget(gpu, total, requested, terms, cache, known, terms[0].bytes)
     left = remainder(gpu, options, requested, terms, measured)
     return MemoryBudget(gpu, total, requested, terms, left, True, read)
 
@@ -128,22 +130,22 @@ def spread(gpu: Gpu, share: float) -> tuple[int, int]:
 def weights_term(config: ModelConfig, settings: EngineSettings, weights: WeightBytes, measured: MeasuredMemory) -> Term:
     """Weights, and the rotary tables that are loaded with them."""
     if measured.weight_bytes is not None:
-        return exact("weights", measured.weight_bytes, MEASURED, "given by the user or a log")
+        return exact(WEIGHTS, measured.weight_bytes, MEASURED, "given by the user or a log")
     size = weights.bytes + rotary_bytes(config, dtype_bytes(settings.dtype))
     if weights.source == "the checkpoint's index":
-        return exact("weights", size, GIVEN, weights.source)
+        return exact(WEIGHTS, size, GIVEN, weights.source)
     # Within 0.5 % of vLLM's own count for 99 % of the models that it was compared on. Kernels of packed weights repack
     # and pad them, and keep sort indices beside them.
     most = 1.03 if " as " in weights.source else 1.008
-    return Term("weights", size, int(size * 0.995), int(size * most), COUNTED, weights.source)
+    return Term(WEIGHTS, size, int(size * 0.995), int(size * most), COUNTED, weights.source)
 
 
 def activation_term(
     config: ModelConfig, settings: EngineSettings, options: EngineOptions, measured: MeasuredMemory
 ) -> Term:
     if measured.activation_bytes is not None:
-        return exact("activation peak", measured.activation_bytes, MEASURED, "given by the user or a log")
-    return estimated("activation peak", activations(config, settings, options))
+        return exact(ACTIVATIONS, measured.activation_bytes, MEASURED, "given by the user or a log")
+    return estimated(ACTIVATIONS, activations(config, settings, options))
 
 
 def graphs_term(
@@ -155,16 +157,16 @@ def graphs_term(
     measured: MeasuredMemory,
 ) -> Term:
     if not options.captures_graphs:
-        return exact("CUDA graphs", 0, GIVEN, "--enforce-eager" if options.enforce_eager else "no CUDA graphs")
+        return exact(GRAPHS, 0, GIVEN, "--enforce-eager" if options.enforce_eager else "no CUDA graphs")
     if measured.graph_bytes is not None:
-        return exact("CUDA graphs", measured.graph_bytes, MEASURED, "given by the user or a log")
-    return estimated("CUDA graphs", graphs(config, settings, gpu, num_layers))
+        return exact(GRAPHS, measured.graph_bytes, MEASURED, "given by the user or a log")
+    return estimated(GRAPHS, graphs(config, settings, gpu, num_layers))
 
 
 def other_term(gpu: Gpu, options: EngineOptions, measured: MeasuredMemory) -> Term:
     if measured.other_bytes is not None:
-        return exact("other", measured.other_bytes, MEASURED, "given by the user or a log")
-    return estimated("other", outside(gpu, options))
+        return exact(OTHER, measured.other_bytes, MEASURED, "given by the user or a log")
+    return estimated(OTHER, outside(gpu, options))
 
 
 def estimated(name: str, value: Estimate) -> Term:

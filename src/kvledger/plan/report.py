@@ -11,14 +11,14 @@ from kvledger.plan.explain import explain
 from kvledger.plan.gpus import GIB, MIB
 from kvledger.plan.granularity import reuse_step
 from kvledger.plan.layout import WORTH_MORE_GROUPS, LayoutChoice, LayoutComparison
-from kvledger.plan.logs import LogCheck
+from kvledger.plan.log_checks import LogCheck
 from kvledger.plan.memory import MemoryBudget
 from kvledger.plan.need import Answer, command
 from kvledger.plan.plan import Plan
 from kvledger.plan.pool import blocks_of_group, capacity_lines
 from kvledger.plan.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
 from kvledger.plan.request import RequestHolding
-from kvledger.plan.view import PlanView, block_range, group_words
+from kvledger.plan.view import PlanView, WhatIf, block_range, group_words
 
 BAR_WIDTH = 60
 # One letter and one colour for each part of the bar, so it reads without colour too.
@@ -52,6 +52,8 @@ def plan_report(view: PlanView, *, with_steps: bool) -> Group:
         parts.append(layout_table(view.layouts))
     if view.checks:
         parts.append(checks_table(view.checks))
+    if view.what_if is not None:
+        parts.append(what_if_table(view.what_if, view.plan))
     if with_steps:
         parts.append(steps_table(view.plan))
     if view.plan.error is not None:
@@ -238,6 +240,12 @@ def checks_table(checks: tuple[LogCheck, ...]) -> RenderableType:
             check.name, f"{check.printed:,.10g}", spread, "agrees" if check.agrees else "differs", check.formula
         )
     return Padding(table, (1, 0))
+
+
+def what_if_table(what_if: WhatIf, plan: Plan) -> RenderableType:
+    """The log's engine beside the changed one."""
+    changes = Text("from the log: " + ", ".join(what_if.changes), style="bold")
+    return Padding(Group(changes, sweep_table("", [("the log", what_if.before), ("what if", plan)])), (0, 0, 1, 0))
 
 
 def steps_table(plan: Plan) -> RenderableType:

@@ -164,6 +164,29 @@ def test_log_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert "differs" in out
 
 
+def test_a_log_and_another_option_is_a_what_if(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "vLLM API server version 0.33.0\n"
+        "non-default args: {'model': 'Qwen/Qwen2.5-7B-Instruct', 'max_model_len': 8192, "
+        "'gpu_memory_utilization': 0.9}\n"
+        "Model loading took 14.25 GiB\nAvailable KV cache memory: 54.00 GiB\n"
+        "Free memory on device (78.6/79.19 GiB) on startup.\n"
+    )
+    code, out, _ = run(capsys, "--from-log", str(log), "--gpu-memory-utilization", "0.97", "--kv-cache-dtype", "fp8")
+    assert code == 0
+    assert "from the log: --kv-cache-dtype auto -> fp8, --gpu-memory-utilization 0.9 -> 0.97" in out
+    found = as_json(capsys, "--from-log", str(log), "--gpu-memory-utilization", "0.97")
+    assert found["what_if"]["changes"] == ["--gpu-memory-utilization 0.9 -> 0.97"]
+    # 0.07 * 79.19 GiB more, in blocks of 896 KiB: 28 layers * 16 tokens * 2 * 4 heads * 128 * 2 bytes.
+    more = (found["kv_cache_memory_bytes"] - 54 * 2**30) / 2**30
+    assert more == pytest.approx(0.07 * 79.19, abs=0.01)
+    assert found["num_blocks"] - found["what_if"]["before"]["num_blocks"] == pytest.approx(more * 2**20 / 896, abs=2)
+    same = as_json(capsys, "--from-log", str(log), "--gpu-memory-utilization", "0.9")
+    assert "what_if" not in same
+    assert same["num_blocks"] == found["what_if"]["before"]["num_blocks"]
+
+
 def test_sweep_is_one_line_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "Qwen/Qwen3-8B", "--gpu", "H100", "--sweep", "max-model-len=8k,16k,32k")
     assert len(out.strip().splitlines()) == 4
