@@ -65,6 +65,21 @@ def test_what_a_preemption_costs() -> None:
     assert tokens(engine.accounts["a"]) == {"cached": 0, "external": 0, "computed": 10, "recomputed": 0, "lost": 0}
 
 
+def test_totals_are_of_the_ended_and_of_the_live() -> None:
+    engine = Engine(4)
+    engine.add("a", other(8, 1), max_tokens=3)
+    engine.add("b", other(5, 2), max_tokens=3)
+    engine.run()
+    engine.add("c", other(6, 3), max_tokens=9)
+    engine.step()
+    totals = engine.accounting.totals()
+    # a computed 10, b 8 (see above), c its prompt of 6 so far.
+    assert (totals.num_requests, totals.num_computed_tokens, totals.num_cached_tokens) == (3, 24, 4)
+    assert (totals.num_preemptions, totals.num_lost_tokens, totals.num_recomputed_tokens) == (1, 5, 1)
+    engine.step()
+    assert (totals.num_computed_tokens, engine.accounting.totals().num_computed_tokens) == (24, 25)
+
+
 def test_time_waited_in_steps_and_seconds() -> None:
     engine = Engine(8, max_num_seqs=1)
     engine.add("a", other(4, 1), max_tokens=3)

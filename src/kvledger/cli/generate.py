@@ -168,12 +168,10 @@ def label(prompt: str) -> str:
 def print_json(options: GenerateOptions, answers: "list[Answer]", engine: "Engine") -> None:
     import msgspec
 
-    stats = engine.stats
-    rates = {"hit_rate": stats.hit_rate, "peak_usage": stats.peak_usage, "acceptance_rate": stats.acceptance_rate}
     result = {
         "model": options.model,
         "answers": [asdict(answer) for answer in answers],
-        "stats": {**asdict(stats), **rates},
+        "stats": engine.stats.as_dict(),
     }
     print(msgspec.json.encode(result).decode())
 
@@ -194,6 +192,7 @@ def stats_table(stats: "EngineStats") -> "Table":
     ]
     if stats.num_preemptions:
         rows += [
+            ("  took", f"{stats.num_lost_tokens:,} tokens"),
             ("  found again in the cache", f"{stats.num_resumed_hit_tokens:,} tokens"),
             ("  computed again", f"{stats.num_recomputed_tokens:,} tokens"),
         ]

@@ -26,7 +26,7 @@ from kvledger.engine.transformers_model import TransformersModel, facts_of, kv_c
 from kvledger.engine.worker import Worker
 from kvledger.errors import ConfigError, KVLedgerError, wrong_value
 from kvledger.plan.pool import RequestLimits
-from kvledger.scheduler import Scheduler, SchedulerConfig
+from kvledger.scheduler import RequestAccounting, Scheduler, SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def make_engine(loaded: LoadedModel, options: EngineOptions) -> Engine:
         sampler=Sampler(options.seed),
     )
     return Engine(
-        Scheduler(manager, scheduler_config),
+        Scheduler(manager, scheduler_config, accounting=RequestAccounting(manager)),
         worker,
         drafter=make_drafter(options),
         eos_token_ids=loaded.eos_token_ids,
