@@ -40,13 +40,8 @@ class Schedule(Operation):
             max_num_batched_tokens=num_running * longest,
         )
         if with_ledger:
-            self.scheduler.kv_cache_manager = VllmKVCacheManager(
-                kv_cache_config=layout.their_config(num_blocks),
-                max_model_len=MAX_MODEL_LEN,
-                scheduler_block_size=layout.base_block_size,
-                hash_block_size=layout.unit,
-                log_stats=True,
-            )
+            arguments = reference.manager_arguments(layout, num_blocks, MAX_MODEL_LEN)
+            self.scheduler.kv_cache_manager = VllmKVCacheManager(**arguments)
         rng = random.Random(num_running)
         factory = reference.RequestFactory(layout)
         self.ids = [f"r{index}" for index in range(num_running)]

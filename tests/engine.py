@@ -63,7 +63,7 @@ def flat_update(scheduler: Scheduler, output: SchedulerOutput, sampled: list[lis
     ]
 
 
-class Worker:
+class SlotWorker:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.rows: dict[str, Row] = {}
@@ -212,7 +212,7 @@ class Engine:
         self.stall_detector = StallDetector(self.scheduler, max_steps=30)
         self.wait_checker = WaitChecker(self.scheduler)
         self.account_checker = AccountChecker(self.scheduler, self.accounting)
-        self.worker = Worker(block_size)
+        self.worker = SlotWorker(block_size)
         self.tables = BlockTables(self.manager.config.groups, max_num_seqs, max_model_len)
         self.usable = usable
         self.finished: dict[str, str] = {}

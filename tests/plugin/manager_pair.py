@@ -13,29 +13,16 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from tests.side_by_side.layouts import Layout
-from tests.side_by_side.reference import RequestFactory, hash_lookahead
+from tests.side_by_side.reference import RequestFactory, manager_arguments
 
 MAX_MODEL_LEN = 160
 
 
 def make_managers(layout: Layout, num_blocks: int, **changes: Any) -> tuple[KVCacheManager, VllmKVCacheManager]:
     """vLLM's manager and ours, made with equal arguments."""
-    arguments = {
-        "kv_cache_config": layout.their_config(num_blocks),
-        "max_model_len": MAX_MODEL_LEN,
-        "scheduler_block_size": layout.base_block_size,
-        "hash_block_size": layout.unit,
-        "max_in_flight_tokens": layout.max_in_flight_tokens,
-        "enable_caching": layout.enable_caching,
-        "use_eagle": layout.num_draft_lookahead > 0 and hash_lookahead(layout) == 0,
-        "num_prefill_lookahead": layout.num_draft_lookahead,
-        "log_stats": True,
-        "enable_kv_cache_events": layout.enable_caching,
-        "dcp_world_size": layout.context_parallel_size,
-        "enable_mamba_shared_prefix_checkpoint": layout.pins_shared_prefix,
-        **({"num_hash_lookahead_tokens": hash_lookahead(layout)} if hash_lookahead(layout) else {}),
-        **changes,
-    }
+    arguments = manager_arguments(
+        layout, num_blocks, MAX_MODEL_LEN, **{"enable_kv_cache_events": layout.enable_caching, **changes}
+    )
     return KVCacheManager(**arguments), VllmKVCacheManager(**arguments)
 
 

@@ -28,6 +28,7 @@ from kvledger.integrations.vllm.served import (
 )
 from tests.plugin.manager_pair import MAX_MODEL_LEN
 from tests.side_by_side.layouts import Group, Layout
+from tests.side_by_side.reference import manager_arguments
 
 ROOT = Path(__file__).parents[2]
 FULL = Layout("full", (Group("full", 4),))
@@ -43,12 +44,7 @@ def engine(connector: str | None = None) -> Any:
 
 def arguments(layout: Layout) -> dict[str, Any]:
     """What vLLM's scheduler gives its manager."""
-    return {
-        "kv_cache_config": layout.their_config(20),
-        "max_model_len": MAX_MODEL_LEN,
-        "scheduler_block_size": layout.base_block_size,
-        "hash_block_size": layout.unit,
-    }
+    return manager_arguments(layout, 20, MAX_MODEL_LEN)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.config import with_overrides
 from kvledger.models.facts import ModelFacts, model_facts
-from kvledger.models.sources import load_model
+from kvledger.models.sources import load_config
 from kvledger.plan.counts import parse_count, parse_length, parse_number
 from kvledger.plan.gpus import BY_SIZE, Gpu, custom_gpu, find_gpu
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
@@ -48,7 +48,7 @@ def build_request(asked: Asked) -> PlanRequest:
     if asked.model is None:
         raise ConfigError("MODEL is missing: give a config.json, a directory, a hub id or a bundled name")
     cards = asked_cards(asked)
-    config = load_model(asked.model)
+    config = load_config(asked.model)
     if asked.hf_overrides:
         config = with_overrides(config, asked.hf_overrides)
     facts = model_facts(config)

@@ -17,9 +17,11 @@ from kvledger.plan.work import JSONValue, step_work
 KIND_WORDS = {
     "FullAttentionSpec": "full attention",
     "SinkFullAttentionSpec": "full attention with sink",
+    "HostResidentSpec": "full attention in host memory",
     "SlidingWindowSpec": "sliding window",
     "ChunkedLocalAttentionSpec": "chunked local attention",
     "CrossAttentionSpec": "cross attention",
+    "CircularBufferSpec": "ring",
     "MLAAttentionSpec": "latent (MLA)",
     "SlidingWindowMLASpec": "latent, sliding window",
     "MambaSpec": "recurrent state",

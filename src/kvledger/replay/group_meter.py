@@ -2,25 +2,13 @@
 
 from typing import Final
 
-from kvledger.core.groups.spec import KVCacheSpec
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.lookups import PrefixCacheStats
+from kvledger.plan.view import kind_words
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.layout import is_sparse
 from kvledger.replay.meters import WeightedSamples
 from kvledger.replay.result import GroupResult
-
-_KINDS: Final = {
-    "FullAttentionSpec": "full attention",
-    "SinkFullAttentionSpec": "full attention with sink",
-    "HostResidentSpec": "full attention in host memory",
-    "SlidingWindowSpec": "sliding window",
-    "ChunkedLocalAttentionSpec": "chunked attention",
-    "CircularBufferSpec": "ring",
-    "MLAAttentionSpec": "latent (MLA)",
-    "SlidingWindowMLASpec": "latent, sliding window",
-    "MambaSpec": "recurrent state",
-}
 
 
 class GroupMeter:
@@ -77,13 +65,3 @@ class GroupMeter:
                 )
             )
         return results
-
-
-def kind_words(spec: KVCacheSpec) -> str:
-    """What a group keeps, with its window or chunk."""
-    words = _KINDS.get(type(spec).__name__, type(spec).__name__)
-    for name in ("sliding_window", "attention_chunk_size"):
-        size = getattr(spec, name, 0)
-        if size and "full" not in words:
-            words += f" of {size:,}"
-    return words

@@ -10,8 +10,8 @@ import typer
 
 from kvledger.cli import main
 from kvledger.cli.generate import TextPrinter, label, params_of_each, require_packages
+from kvledger.engine.load_options import LoadOptions
 from kvledger.engine.model_files import ModelFiles, find_model
-from kvledger.engine.options import EngineOptions
 from kvledger.engine.sampling_params import SamplingParams
 from kvledger.errors import ConfigError
 
@@ -83,20 +83,20 @@ def test_the_packaged_model_says_how_to_get_it() -> None:
 )
 def test_a_wrong_engine_option_is_named(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{field}={value!r}: "):
-        EngineOptions("model", **{field: value})  # type: ignore[arg-type]
+        LoadOptions("model", **{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("field", "value"), [("kv_cache_memory_bytes", 1 << 30), ("gpu_memory_utilization", 0.5)])
 def test_a_pool_has_one_size(field: str, value: float) -> None:
     """The number of blocks would win, and the other option would be ignored without a word."""
     with pytest.raises(ConfigError, match=f"^{field}={value}: num_blocks=100 gives the size of the pool already"):
-        EngineOptions("model", num_blocks=100, **{field: value})  # type: ignore[arg-type]
+        LoadOptions("model", num_blocks=100, **{field: value})  # type: ignore[arg-type]
 
 
 def test_seats_are_never_more_than_tokens_of_a_step() -> None:
-    assert EngineOptions("model").num_seats == 64
-    assert EngineOptions("model", max_num_batched_tokens=16).num_seats == 16
-    assert EngineOptions("model", max_num_seqs=5).num_seats == 5
+    assert LoadOptions("model").num_seats == 64
+    assert LoadOptions("model", max_num_batched_tokens=16).num_seats == 16
+    assert LoadOptions("model", max_num_seqs=5).num_seats == 5
 
 
 def test_each_prompt_has_a_seed_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""EngineOptions: what it takes to make an engine of a model's files. Names are vLLM's where it has one."""
+"""LoadOptions: what it takes to load an engine from a model's files. Names are vLLM's where it has one."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class LoadOptions:
     """`model`: see find_model. `num_blocks`: blocks of the pool, one of them the null block; None: as many as fit
     `kv_cache_memory_bytes`, or what is left of this share of the device, `gpu_memory_utilization`, when the weights and
     the largest step are measured. With neither, a CPU gives CPU_KV_CACHE_BYTES, because a measured step takes long
