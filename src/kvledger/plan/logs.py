@@ -149,6 +149,8 @@ OF_RANKS: dict[str, Callable[..., str]] = {
     "available_gib": min, "num_gpu_blocks": min, "weights_gib": max, "activation_gib": max, "consumed_gib": max,
     "other_gib": max, "graphs_gib": max, "total_gib": min, "requested_gib": min,
 }  # fmt: skip
+# As logs print one, and what follows it there.
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?[.,]*")
 # Where a start begins.
 START = "API server version"
 REPLICA = re.compile(r"^\W*(?:\S+ )?\([^)\n]*DP(\d+)")
@@ -184,9 +186,12 @@ def read_log(text: str) -> LogFacts:
 
 
 def chosen(name: str, values: list[str]) -> str:
-    """The first that is printed, or the poorest rank's."""
+    """The first that is printed, or the poorest rank's. One that is no number is for facts_of to name."""
     if name not in OF_RANKS:
         return values[0]
+    for value in values:
+        if NUMBER.fullmatch(value) is None:
+            return value
     return OF_RANKS[name](values, key=lambda value: float(value.rstrip(".,").replace(",", "")))
 
 

@@ -68,3 +68,9 @@ def test_number_that_differs_is_seen() -> None:
 def test_text_without_a_start_is_refused() -> None:
     with pytest.raises(ConfigError, match="Available KV cache memory"):
         read_log("INFO everything is fine")
+
+
+def test_a_rank_whose_number_is_none_is_named() -> None:
+    two_ranks = NEW.replace("took 25.48 GiB", "took 1.2.3 GiB") + "INFO Model loading took 25.48 GiB and 12.1 seconds\n"
+    with pytest.raises(ConfigError, match="the log has a line that cannot be read"):
+        read_log(two_ranks)

@@ -9,7 +9,7 @@ import pytest
 
 from kvledger.cli import main
 from kvledger.events import BlockRemoved, BlockStored, CacheView, EventSubscriber, read_events
-from tests.unit.replay.traces import mooncake, write
+from tests.unit.traces.recordings import mooncake, write
 
 
 def trace(directory: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 from kvledger.errors import ConfigError
 from kvledger.traces.formats import open_trace, sample_path
 from kvledger.traces.trace_request import TraceError
-from tests.unit.replay.traces import AZURE_HEADER, agent_request, all_requests, mooncake, read, session, write
+from tests.unit.traces.recordings import AZURE_HEADER, agent_request, all_requests, mooncake, read, session, write
 
 
 class TestMooncake:

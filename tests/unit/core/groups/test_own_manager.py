@@ -12,7 +12,7 @@ from kvledger.core.groups.base import GroupBlocks, GroupHit, SingleTypeKVCacheMa
 from kvledger.core.groups.registry import ManagerRegistry
 from tests.groups import compute, full, held, hybrid, managers_of, tables, window
 from tests.helpers import admit, admitted, hit, leave, request
-from tests.unit.groups.test_sliding_window import walk
+from tests.unit.core.groups.test_sliding_window import walk
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from kvledger.core.groups.policy import DraftRule
 from kvledger.errors import ConfigError
 from tests.groups import chunked, compute, full, hybrid, tables
 from tests.helpers import admitted, hit, leave, request
-from tests.unit.groups.test_sliding_window import walk
+from tests.unit.core.groups.test_sliding_window import walk
 
 
 def test_a_chunk_goes_when_the_next_begins() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvledger.cli import main
-from tests.unit.replay.traces import mooncake, write
+from tests.unit.traces.recordings import mooncake, write
 
 QUICK = ("--hash", "none", "--check")
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvledger.cli import main
 from kvledger.cli.replay_options import ReplayOptions
-from tests.unit.replay.traces import agent_request, mooncake, session, write
+from tests.unit.traces.recordings import agent_request, mooncake, session, write
 
 QUICK = ("--hash", "none")
 

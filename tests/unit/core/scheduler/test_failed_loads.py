@@ -8,7 +8,7 @@ from kvledger.scheduler import ExternalHit
 from tests.engine import Engine
 from tests.groups import full, hybrid, state, window
 from tests.helpers import cached_ids, other
-from tests.unit.test_hybrid_loads import Desk
+from tests.unit.core.scheduler.test_hybrid_loads import Desk
 
 
 def with_load(num_valid: int, *, steps: int = 1, **options: object) -> Engine:
