@@ -137,8 +137,8 @@ def test_looking_up_a_hash_in_some_groups() -> None:
 
 def test_what_the_stand_ins_lack_is_said_plainly() -> None:
     manager = make()
-    with pytest.raises(AttributeError, match="PoolView has no 'get_new_blocks': kvledger shows of vLLM's KV cache"):
-        manager.block_pool.get_new_blocks(1)
+    with pytest.raises(AttributeError, match="PoolView has no 'cache_full_blocks': kvledger shows of vLLM's KV cache"):
+        manager.block_pool.cache_full_blocks(None)
 
 
 def test_calls_for_a_request_that_holds_nothing() -> None:
@@ -151,6 +151,44 @@ def test_calls_for_a_request_that_holds_nothing() -> None:
     assert manager.pop_blocks_for_free(request) == []
     assert manager.get_blocks("unknown") is manager.empty_kv_cache_blocks
     assert manager.estimate_cached_tokens(request) == 0
+
+
+def test_the_free_queue_from_end_to_end() -> None:
+    manager = make()
+    start(manager, num_tokens=4 * 16)
+    queue, blocks = manager.block_pool.free_block_queue, manager.block_pool.blocks
+    # 16 of 19 blocks are held.
+    forwards = [queue.fake_free_list_head.next_free_block]
+    while forwards[-1] is not queue.fake_free_list_tail:
+        forwards.append(forwards[-1].next_free_block)
+    assert [block.block_id for block in forwards] == [17, 18, 19, -1]
+    assert queue.fake_free_list_tail.prev_free_block is blocks[19]
+    assert blocks[17].prev_free_block is queue.fake_free_list_head
+    assert blocks[1].next_free_block is None
+    taken = manager.block_pool.get_new_blocks(3)
+    assert taken == [blocks[17], blocks[18], blocks[19]]
+    assert queue.fake_free_list_head.next_free_block is queue.fake_free_list_tail
+    manager.ledger.check()
+    manager.block_pool.free_blocks(taken)
+    assert manager.block_pool.get_num_free_blocks() == 3
+
+
+def test_who_holds_what_and_what_is_cached() -> None:
+    for manager in make_managers(HYBRID, 40, enable_kv_cache_events=True):
+        start(manager, HYBRID, 10)
+        pool = manager.block_pool
+        full, window = manager.coordinator.single_type_managers
+        assert [block.block_id for block in full.req_to_blocks["r"]] == [1, 2, 3]
+        assert (full.req_to_blocks["unknown"], full.num_cached_block["r"], window.num_cached_block["r"]) == ([], 2, 2)
+        assert (manager.coordinator.scheduler_block_size, manager.coordinator.retention_interval) == (4, None)
+        # Two full blocks in each of two groups.
+        assert len(pool.cached_block_hash_to_block) == 4
+        assert pool.cached_block_hash_to_block.get_one_block(pool.blocks[2].block_hash) is pool.blocks[2]
+        assert len(pool.kv_event_queue) == 2
+        manager.take_events()
+        assert len(pool.kv_event_queue) == 0
+    with pytest.raises(AttributeError):
+        manager.coordinator.retention_interval = 0  # the ledger was made without
 
 
 def test_a_lookup_with_a_limit() -> None:

@@ -13,7 +13,7 @@ a new block, the draft blocks move along.
 from mypy_extensions import mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
-from kvledger.core.groups.base import GroupBlocks, ManagerContext
+from kvledger.core.groups.base import GroupBlocks, ManagerContext, SingleTypeKVCacheManager
 from kvledger.core.groups.mamba import MambaManager
 from kvledger.core.groups.policy import GroupPolicy
 from kvledger.core.groups.sliding_window import replay_ends
@@ -231,7 +231,7 @@ class AlignedMambaManager(MambaManager):
 
     def cache_blocks(self, held: GroupBlocks, request: Request, num_computed_tokens: int) -> None:
         assert isinstance(held, StateBlocks)
-        super().cache_blocks(held, request, num_computed_tokens)
+        SingleTypeKVCacheManager.cache_blocks(self, held, request, num_computed_tokens)
         if held.checkpoint > 0:
             self._cache_checkpoint(held, request)
         else:

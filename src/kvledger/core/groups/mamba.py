@@ -7,10 +7,18 @@ from mypy_extensions import mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
-from kvledger.core.groups.base import GroupBlocks, GroupHit, ManagerContext, SingleTypeKVCacheManager, cached_in_all
+from kvledger.core.groups.base import (
+    NEVER,
+    GroupBlocks,
+    GroupHit,
+    ManagerContext,
+    SingleTypeKVCacheManager,
+    cached_in_all,
+)
 from kvledger.core.groups.policy import GroupPolicy
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import MambaSpec
+from kvledger.core.requests.request import Request
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -90,6 +98,12 @@ class MambaManager(SingleTypeKVCacheManager):
 
     def num_forkable_tokens(self, held: GroupBlocks) -> int:
         return (len(held.blocks) - self.num_speculative_blocks) * self.block_size
+
+    def cache_blocks(self, held: GroupBlocks, request: Request, num_computed_tokens: int) -> None:
+        """A block may have been written over by later tokens, so it stands for no prefix."""
+
+    def next_caching(self, held: GroupBlocks) -> int:
+        return NEVER
 
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:
         return num_forks * (1 + self.num_speculative_blocks)

@@ -102,6 +102,11 @@ class KVCacheCoordinator(ABC):
 
     # Who holds what
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._held)
+
     def get(self, request_id: str) -> RequestBlocks | None:
         return self._held.get(request_id)
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks as VllmBlocks
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.block import UNLINKED, KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
 
 
@@ -27,10 +27,11 @@ class Partial:
 class BlockView:
     """One of our blocks with the attributes of vLLM's. One view a block, so that identity means the block."""
 
-    __slots__ = ("block_id", "is_null", "ours")
+    __slots__ = ("_views", "block_id", "is_null", "ours")
 
-    def __init__(self, ours: KVCacheBlock) -> None:
+    def __init__(self, ours: KVCacheBlock, views: "BlockViews") -> None:
         self.ours = ours
+        self._views = views
         self.block_id: int = ours.block_id
         self.is_null: bool = ours.is_null
 
@@ -48,22 +49,64 @@ class BlockView:
     def block_hash_num_tokens(self) -> int | None:
         return None if self.ours.block_hash is None else self.ours.num_hash_tokens
 
+    @property
+    def next_free_block(self) -> "BlockView | QueueEnd | None":
+        """Behind it in the free queue; None for a block that is held."""
+        return self._views.linked(self.ours.next_free_id, self._views.tail)
+
+    @property
+    def prev_free_block(self) -> "BlockView | QueueEnd | None":
+        return self._views.linked(self.ours.prev_free_id, self._views.head)
+
     def __repr__(self) -> str:
         return f"BlockView({self.ours!r})"
 
 
+class QueueEnd:
+    """vLLM's fake block in front of the free queue, or behind it. Ours is the null block, in a ring."""
+
+    block_id = -1
+
+    def __init__(self, views: "BlockViews") -> None:
+        self._views = views
+
+    @property
+    def next_free_block(self) -> "BlockView | QueueEnd | None":
+        return self._views.linked(self._views.first_free_id, self._views.tail) if self is self._views.head else None
+
+    @property
+    def prev_free_block(self) -> "BlockView | QueueEnd | None":
+        return self._views.linked(self._views.last_free_id, self._views.head) if self is self._views.tail else None
+
+
 class BlockViews:
-    """The views of one pool, made when they are first asked for."""
+    """The views of one pool, made when they are first asked for. `head`, `tail`: ends of the free queue."""
 
     def __init__(self, blocks: list[KVCacheBlock]) -> None:
         self._blocks = blocks
         self._views: dict[int, BlockView] = {}
+        self.head = QueueEnd(self)
+        self.tail = QueueEnd(self)
+
+    @property
+    def first_free_id(self) -> int:
+        return self._blocks[0].next_free_id
+
+    @property
+    def last_free_id(self) -> int:
+        return self._blocks[0].prev_free_id
+
+    def linked(self, block_id: int, end: QueueEnd) -> "BlockView | QueueEnd | None":
+        """What stands beside a free block, or at that end; None beside a block that is in no queue."""
+        if block_id == UNLINKED:
+            return None
+        return end if block_id == 0 else self[block_id]
 
     def of(self, block: KVCacheBlock) -> BlockView:
         block_id: int = block.block_id
         view = self._views.get(block_id)
         if view is None:
-            view = self._views[block_id] = BlockView(block)
+            view = self._views[block_id] = BlockView(block, self)
         return view
 
     def __getitem__(self, block_id: int) -> BlockView:

@@ -4,19 +4,59 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
+from kvledger.core.groups.base import GroupBlocks, SingleTypeKVCacheManager
 from kvledger.core.groups.slot_ranges import SlotRanges
+from kvledger.core.ledger.coordinator import KVCacheCoordinator
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
-from kvledger.integrations.vllm.blocks import BlockView, Partial
+from kvledger.integrations.vllm.blocks import BlockView, BlockViews, Partial
 from kvledger.integrations.vllm.pool import PoolView
 
 
-class GroupView(Partial):
-    """vLLM's manager of one group: what it keeps and how large its blocks are."""
+class HeldBlocks(Partial):
+    """vLLM's req_to_blocks, to look at: {request id: its blocks in one group}. Whoever holds none has an empty list."""
 
-    def __init__(self, group_id: int, kv_cache_spec: Any, block_size: int) -> None:
-        self.kv_cache_group_id = group_id
+    def __init__(self, coordinator: KVCacheCoordinator, views: BlockViews, group_id: int) -> None:
+        self._coordinator = coordinator
+        self._views = views
+        self._group_id = group_id
+
+    def __len__(self) -> int:
+        return self._coordinator.num_requests
+
+    def __contains__(self, request_id: str) -> bool:
+        return self._coordinator.get(request_id) is not None
+
+    def __getitem__(self, request_id: str) -> Any:
+        return self.get(request_id, [])
+
+    def get(self, request_id: str, default: Any = None) -> Any:
+        held = self._coordinator.get(request_id)
+        return default if held is None else self._shown(held.groups[self._group_id])
+
+    def _shown(self, held: GroupBlocks) -> Any:
+        return [self._views.of(block) for block in held.blocks]
+
+
+class NumCachedBlocks(HeldBlocks):
+    """vLLM's num_cached_block, to look at: {request id: its blocks that need no more caching}."""
+
+    def _shown(self, held: GroupBlocks) -> Any:
+        return held.num_cached_blocks
+
+
+class GroupView(Partial):
+    """vLLM's manager of one group: what it keeps, how large its blocks are, and who holds which."""
+
+    def __init__(
+        self, manager: SingleTypeKVCacheManager, kv_cache_spec: Any, coordinator: KVCacheCoordinator, views: BlockViews
+    ) -> None:
+        self.req_to_blocks = HeldBlocks(coordinator, views, manager.group_id)
+        self.num_cached_block = NumCachedBlocks(coordinator, views, manager.group_id)
+        self._null_block = views[0]
+        self.kv_cache_group_id = manager.group_id
         self.kv_cache_spec = kv_cache_spec
-        self.block_size = block_size
+        self.block_size = manager.block_size
+        self.cache_hit_alignment_tokens = manager.policy.hit_alignment
 
 
 class CoordinatorView(Partial):
@@ -28,10 +68,17 @@ class CoordinatorView(Partial):
         self.block_pool = pool
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self.single_type_managers = tuple(
-            GroupView(group_id, specs[group_id], manager.block_size)
+            GroupView(manager, specs[group_id], self._coordinator, pool.blocks)
             for group_id, manager in enumerate(self._coordinator.managers)
         )
+        self.scheduler_block_size = self._coordinator.managers[0].policy.base_block_size
         self.enable_partial_hash_hits = any(m.policy.hits_inside_blocks for m in self._coordinator.managers)
+
+    @property
+    def retention_interval(self) -> int | None:
+        """What the ledger was made with."""
+        interval: int | None = self.kv_cache_config.prefix_cache_retention_interval
+        return interval
 
     def get_num_blocks_to_allocate(
         self,

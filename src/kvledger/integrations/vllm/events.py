@@ -33,13 +33,13 @@ class EventLog(LedgerObserver):
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._kinds = [(get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)) for spec in specs]
         self._hash_block_size = hash_block_size
-        self._events: list[Any] = []
+        self.pending: list[Any] = []
         # vLLM's request of the call that is going on.
         self._request: Any = None
 
     def take(self) -> list[Any]:
-        events = self._events
-        self._events = []
+        events = self.pending
+        self.pending = []
         return events
 
     def begin(self, request: Any) -> None:
@@ -75,10 +75,10 @@ class EventLog(LedgerObserver):
             assert block.block_hash is not None
             for block_hash in (block.block_hash, *self._pool.further_hashes(block)):
                 name = maybe_convert_block_hash(block_hash)
-                self._events.append(BlockRemoved(block_hashes=[name], medium=MEDIUM_GPU, group_idx=block.group_id))
+                self.pending.append(BlockRemoved(block_hashes=[name], medium=MEDIUM_GPU, group_idx=block.group_id))
 
     def prefix_cache_reset(self) -> None:
-        self._events.append(AllBlocksCleared())
+        self.pending.append(AllBlocksCleared())
 
     def _store(self, group_id: int, start: int, end: int, block_size: int, ends: list[int]) -> None:
         """Reports tokens [start, end), of which the blocks of block_size tokens that end at `ends` are hits."""
@@ -97,7 +97,7 @@ class EventLog(LedgerObserver):
             ahead["lookahead_token_ids"] = [tokens[block_end : block_end + self._num_ahead] for block_end in ends]
         lora = request.lora_request
         kind, window = self._kinds[group_id]
-        self._events.append(
+        self.pending.append(
             BlockStored(
                 block_hashes=[maybe_convert_block_hash(hashes[block_end // unit - 1]) for block_end in ends],
                 parent_block_hash=maybe_convert_block_hash(hashes[start // unit - 1]) if start > 0 else None,

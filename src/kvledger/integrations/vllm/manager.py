@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
+    MambaSpec,
     get_kv_cache_spec_kind,
 )
 from vllm.v1.metrics.stats import PrefixCacheStats
@@ -78,6 +79,13 @@ class VllmKVCacheManager:
         if pcp_world_size > 1:
             raise NotServedError("prefill context parallelism")
         has_states = kv_cache_config.has_mamba_layers
+        if enable_caching and any(
+            isinstance(group.kv_cache_spec, MambaSpec)
+            and group.kv_cache_spec.mamba_cache_mode == "none"
+            and group.kv_cache_spec.block_size < max_model_len
+            for group in kv_cache_config.kv_cache_groups
+        ):
+            raise NotServedError("recurrent states of the mode 'none' that are cached all the same")
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -110,7 +118,7 @@ class VllmKVCacheManager:
         self._watch = _make_watch(kv_cache_config, events, residency)
         if self._watch is not None:
             self._watch.listen_to(self.ledger)
-        self.block_pool = PoolView(self.ledger, hash_block_size, residency)
+        self.block_pool = PoolView(self.ledger, hash_block_size, residency, events)
         self.coordinator = CoordinatorView(self.ledger, kv_cache_config, self.block_pool)
         managers = self.ledger.coordinator.managers
         if managers[0].policy.base_block_size != scheduler_block_size:

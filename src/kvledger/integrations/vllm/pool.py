@@ -3,21 +3,25 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, make_block_hash_with_group_id
 
 from kvledger.core.blocks.block import UNLINKED
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
-from kvledger.integrations.vllm.blocks import BlockView, BlockViews, Partial
+from kvledger.integrations.vllm.blocks import BlockView, BlockViews, Partial, QueueEnd
+from kvledger.integrations.vllm.events import EventLog
 from kvledger.integrations.vllm.residency import Residency
 
 
 class PoolView(Partial):
-    """vLLM's BlockPool: what its scheduler and its connectors call on it."""
+    """vLLM's BlockPool: what its scheduler and its connectors call on it, and what can be shown of the rest."""
 
-    def __init__(self, ledger: KVCacheManager, hash_block_size: int, residency: Residency | None) -> None:
+    def __init__(
+        self, ledger: KVCacheManager, hash_block_size: int, residency: Residency | None, events: EventLog | None
+    ) -> None:
         self._pool = ledger.block_pool
         self._outside = ledger.coordinator.outside
         self._residency = residency
+        self._events = events
         self.blocks = BlockViews(self._pool.blocks)
         if residency is not None:
             residency.views = self.blocks
@@ -27,12 +31,24 @@ class PoolView(Partial):
         self.hash_block_size = hash_block_size
         self.free_block_queue = FreeQueueView(self)
         self.cached_block_hashes_by_block = FurtherHashes(self)
+        self.cached_block_hash_to_block = CachedBlocks(self)
 
     def get_num_free_blocks(self) -> int:
         return self._pool.num_free_blocks
 
     def get_usage(self) -> float:
         return self._pool.get_usage()
+
+    @property
+    def kv_event_queue(self) -> list[Any]:
+        """Events that nobody has taken yet."""
+        return [] if self._events is None else self._events.pending
+
+    def get_new_blocks(self, num_blocks: int) -> list[BlockView]:
+        """Blocks for the caller, who gives them back through free_blocks. OutOfBlocksError when fewer are free."""
+        taken = self._pool.get_new_blocks(num_blocks)
+        self._outside.adopt(taken)
+        return [self.blocks.of(block) for block in taken]
 
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[BlockView] | None:
         """The block of that hash in each of these groups; None when one of them lacks it."""
@@ -51,7 +67,7 @@ class PoolView(Partial):
     def free_blocks(self, ordered_blocks: Iterable[BlockView]) -> None:
         """Drops a reference for each mention of a block; to be reused in this order.
 
-        BlockError for references that nobody took through touch, a block copy or pop_blocks_for_free.
+        BlockError for references that nobody took through touch, get_new_blocks, a block copy or pop_blocks_for_free.
         """
         self._outside.release([block.ours for block in ordered_blocks])
 
@@ -74,6 +90,14 @@ class FreeQueueView(Partial):
     def num_free_blocks(self) -> int:
         return self._queue.num_free_blocks
 
+    @property
+    def fake_free_list_head(self) -> QueueEnd:
+        return self._views.head
+
+    @property
+    def fake_free_list_tail(self) -> QueueEnd:
+        return self._views.tail
+
     def get_all_free_blocks(self) -> list[BlockView]:
         return [self._views[block_id] for block_id in self._queue.block_ids()]
 
@@ -84,6 +108,23 @@ class FreeQueueView(Partial):
             view = self._views[block.next_free_id]
             yield view
             block = view.ours
+
+
+class CachedBlocks(Partial):
+    """vLLM's cached_block_hash_to_block, to look at: hashes packed with their group, each with its blocks."""
+
+    def __init__(self, pool: PoolView) -> None:
+        self._views = pool.blocks
+        self._pool = pool._pool
+
+    def __len__(self) -> int:
+        """Hashes, of all groups."""
+        return sum(len(index) for index in self._pool.indexes)
+
+    def get_one_block(self, key: Any) -> BlockView | None:
+        """The first block that carries that hash."""
+        block = self._pool.get_cached_block(get_block_hash(key), get_group_id(key))
+        return None if block is None else self._views.of(block)
 
 
 class FurtherHashes(Partial):

@@ -137,6 +137,15 @@ def test_a_state_that_a_connector_delivers_has_a_block_of_its_own() -> None:
     assert held(manager, a) == [3, 1]
 
 
+def test_a_state_of_the_mode_none_is_nobody_elses() -> None:
+    """Its blocks are those of a step's tokens, and the state runs on: none of them stands for a prefix."""
+    manager = hybrid(20, full(), state(mode="none"))
+    leave(manager, admitted(manager, "a", 17))
+    assert hit(manager, request("b", 17)) == 0
+    assert manager.group_occupancies()[1].num_cached == 0
+    manager.check()
+
+
 # Drafts and retention
 
 
