@@ -125,7 +125,7 @@ def make_scheduler(
     async_scheduling: bool = False,
 ) -> Scheduler:
     """vLLM's Scheduler over a model that exists only as a config.json in `directory`."""
-    _write_model_config(Path(directory), max_model_len)
+    write_model_config(Path(directory), max_model_len)
     model = ModelConfig(model=directory, skip_tokenizer_init=True, dtype="float16", seed=0, max_model_len=max_model_len)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -185,7 +185,7 @@ def make_scheduler(
     return made
 
 
-def _write_model_config(directory: Path, max_model_len: int) -> None:
+def write_model_config(directory: Path, max_model_len: int) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
