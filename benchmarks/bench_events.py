@@ -11,40 +11,32 @@ from statistics import median
 from time import sleep, thread_time_ns
 from typing import Any
 
-from kvledger import KVCacheConfig, KVCacheGroupSpec, KVCacheManager, Request, make_block_hasher
-from kvledger.bench.contestants import ours as plain
-from kvledger.bench.contestants import vllm
-from kvledger.bench.operation import Operation
-from kvledger.bench.workload import (
+from benchmarks.peers.contestants.ours import OurServing, kv_cache_config
+from benchmarks.peers.contestants.vllm import VllmParts
+from benchmarks.peers.operation import Operation
+from benchmarks.peers.operations import start_decoding
+from benchmarks.peers.workload import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
-    MAX_TOKENS,
     TOKEN_BUDGET,
     blocks_for_decoding,
-    decoding_prompts,
 )
+from kvledger import KVCacheManager, make_block_hasher
 from kvledger.events import LedgerEvents, NullSink
-from kvledger.scheduler import Scheduler, SchedulerConfig
 
 REST_S = 0.003
 
 
 class Ours(Operation):
     def __init__(self, case: dict[str, Any], has_events: bool) -> None:
-        groups = tuple(KVCacheGroupSpec((f"layer.{index}",), plain.spec(index)) for index in range(case["num_groups"]))
-        kv_config = KVCacheConfig(blocks_for_decoding(case), groups)
+        kv_config = kv_cache_config(blocks_for_decoding(case), case["num_groups"])
         self.events = LedgerEvents(kv_config, NullSink()) if has_events else None
         observer = None if self.events is None else self.events.observer
         hasher = make_block_hasher("sha256", BLOCK_SIZE)
         manager = KVCacheManager(kv_config, MAX_MODEL_LEN, hasher=hasher, observer=observer)
-        config = SchedulerConfig(max_num_seqs=case["num_running"], max_num_batched_tokens=TOKEN_BUDGET)
-        self.scheduler = Scheduler(manager, config)
-        for index, prompt in enumerate(decoding_prompts(case["num_running"])):
-            self.scheduler.add_request(Request(f"r{index}", prompt, max_tokens=MAX_TOKENS))
-        self.sampled = [7] * case["num_running"]
-        self.run()
-        if self.scheduler.num_running != case["num_running"]:
-            raise RuntimeError("not everything runs")
+        self.serving = OurServing(manager, case["num_running"], TOKEN_BUDGET)
+        start_decoding(self.serving, case["num_running"])
+        self.end_step()
 
     def before(self) -> None:
         sleep(REST_S)
@@ -52,8 +44,10 @@ class Ours(Operation):
             sleep(REST_S)
 
     def run(self) -> None:
-        output = self.scheduler.schedule()
-        self.scheduler.update_from_tokens(output, self.sampled)
+        self.serving.decode(self.serving.sampled())
+        self.end_step()
+
+    def end_step(self) -> None:
         if self.events is not None:
             self.events.end_step(0.0)
 
@@ -62,14 +56,20 @@ class Ours(Operation):
             self.events.close()
 
 
-class Theirs(vllm.SchedulerStep):
+class Theirs(Operation):
     def __init__(self, case: dict[str, Any], has_events: bool) -> None:
-        super().__init__(case)
-        self._scheduler.kv_cache_manager.block_pool.enable_kv_cache_events = has_events
+        self.serving = VllmParts().serving(
+            blocks_for_decoding(case), case["num_running"], TOKEN_BUDGET, case["num_groups"]
+        )
+        self.serving.scheduler.kv_cache_manager.block_pool.enable_kv_cache_events = has_events
+        start_decoding(self.serving, case["num_running"])
 
     def before(self) -> None:
-        super().before()
+        self.sampled = self.serving.sampled()
         sleep(REST_S)
+
+    def run(self) -> None:
+        self.serving.decode(self.sampled)
 
 
 def in_turns(with_events: Operation, without: Operation, repeats: int) -> tuple[list[float], list[float]]:

@@ -13,8 +13,8 @@ from tempfile import mkdtemp
 from vllm.v1.outputs import ModelRunnerOutput
 
 from benchmarks.measure import Row, compare
+from benchmarks.peers.operation import Operation, num_runs
 from kvledger import build_info
-from kvledger.bench.operation import Operation, num_runs
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from tests.side_by_side import reference
 from tests.side_by_side.layouts import Group, Layout
@@ -40,15 +40,10 @@ class Schedule(Operation):
             max_num_batched_tokens=num_running * longest,
         )
         if with_ledger:
-            self.scheduler.kv_cache_manager = VllmKVCacheManager(
-                kv_cache_config=layout.their_config(num_blocks),
-                max_model_len=MAX_MODEL_LEN,
-                scheduler_block_size=layout.base_block_size,
-                hash_block_size=layout.unit,
-                log_stats=True,
-            )
+            arguments = reference.manager_arguments(layout, num_blocks, MAX_MODEL_LEN)
+            self.scheduler.kv_cache_manager = VllmKVCacheManager(**arguments)
         rng = random.Random(num_running)
-        factory = reference.RequestFactory(layout.unit)
+        factory = reference.RequestFactory(layout)
         self.ids = [f"r{index}" for index in range(num_running)]
         for index, request_id in enumerate(self.ids):
             prompt = [rng.randrange(100_000) for _ in range(SHORTEST_PROMPT + index % BLOCK_SIZE)]

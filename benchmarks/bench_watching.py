@@ -8,69 +8,47 @@ prompt that is cached whole is looked up, takes its blocks and frees them, with 
 import random
 import time
 
-from benchmarks.measure import Row, compare, print_off_and_on
-from kvledger import (
-    BlockResidency,
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheManager,
-    KVCacheSpec,
-    Request,
-    SlidingWindowSpec,
+from benchmarks.ledgers import (
+    BLOCK_SIZE,
+    FULL,
+    MAX_MODEL_LEN,
+    NUM_RUNNING,
+    PREFILL_TOKENS,
+    admit,
+    blocks_for_decoding,
+    fill,
+    make_manager,
+    prompt,
+    start_decoding,
 )
-from kvledger.bench.operation import Operation, num_runs
+from benchmarks.measure import Row, compare, print_off_and_on
+from benchmarks.peers.operation import Operation, num_runs
+from kvledger import BlockResidency, KVCacheSpec, Request, SlidingWindowSpec
 from kvledger.metrics.prometheus import MetricsTarget, RequestMetrics, SchedulerMetrics
 from kvledger.scheduler import RequestAccounting, Scheduler, SchedulerConfig, StallDetector
 
 QUESTION = "watching"
-BLOCK_SIZE = 16
-MAX_MODEL_LEN = 1 << 16
-NUM_RUNNING = 1024
-FULL = FullAttentionSpec(BLOCK_SIZE, num_kv_heads=8, head_size=128)
 WINDOW = SlidingWindowSpec(BLOCK_SIZE, num_kv_heads=8, head_size=128, sliding_window=512)
-
-
-def manager(spec: KVCacheSpec, num_blocks: int, residency: BlockResidency | None) -> KVCacheManager:
-    return KVCacheManager(
-        KVCacheConfig(num_blocks, (KVCacheGroupSpec(("layer.0",), spec),)), MAX_MODEL_LEN, observer=residency
-    )
-
-
-def admit(ledger: KVCacheManager, request: Request) -> None:
-    hit = ledger.get_computed_blocks(request)
-    if ledger.allocate_slots(request, request.num_tokens - hit.num_tokens, hit) is None:
-        raise RuntimeError("the benchmark's pool is too small")
-    ledger.free(request)
 
 
 class Decode(Operation):
     """`watches`: of accounts, stalls, metrics, residency; "nothing" else."""
 
     def __init__(self, watches: str, spec: KVCacheSpec, num_steps: int) -> None:
-        num_blocks = NUM_RUNNING * (16 + (num_steps + BLOCK_SIZE) // BLOCK_SIZE + 2) + 1
+        num_blocks = blocks_for_decoding(num_steps)
         residency = BlockResidency(time.monotonic) if "residency" in watches else None
-        ledger = manager(spec, num_blocks, residency)
-        rng = random.Random(1)
-        for number in range(num_blocks // 256):
-            admit(ledger, Request(f"fill{number}", [rng.randrange(100_000) for _ in range(256 * BLOCK_SIZE)]))
+        ledger = make_manager(num_blocks, spec, observer=residency)
+        fill(ledger, num_blocks)
         target = MetricsTarget()
         accounting = None
         if "accounts" in watches:
             requests = RequestMetrics(target, MAX_MODEL_LEN)
             accounting = RequestAccounting(ledger, time.monotonic, requests.finished)
-        config = SchedulerConfig(max_num_seqs=NUM_RUNNING, max_num_batched_tokens=NUM_RUNNING * 512)
+        config = SchedulerConfig(max_num_seqs=NUM_RUNNING, max_num_batched_tokens=PREFILL_TOKENS)
         self.scheduler = Scheduler(ledger, config, accounting=accounting)
         self.detector = StallDetector(self.scheduler, 1000) if "stalls" in watches else None
         self.metrics = SchedulerMetrics(target, self.scheduler, residency=residency) if "metrics" in watches else None
-        for index in range(NUM_RUNNING):
-            # At all phases of a block.
-            prompt = [rng.randrange(100_000) for _ in range(240 + index % BLOCK_SIZE)]
-            self.scheduler.add_request(Request(f"r{index}", prompt, max_tokens=10_000))
-        self.tokens = [7] * NUM_RUNNING
-        self.run()
-        if self.scheduler.num_running != NUM_RUNNING:
-            raise RuntimeError("not everything runs")
+        self.tokens = start_decoding(self.scheduler)
 
     def run(self) -> None:
         output = self.scheduler.schedule()
@@ -83,9 +61,9 @@ class Decode(Operation):
 
 class Admission(Operation):
     def __init__(self, samples: bool, num_tokens: int) -> None:
-        self.ledger = manager(FULL, 4 * num_tokens // BLOCK_SIZE, BlockResidency(time.monotonic) if samples else None)
-        rng = random.Random(2)
-        self.prompt = [rng.randrange(100_000) for _ in range(num_tokens)]
+        residency = BlockResidency(time.monotonic) if samples else None
+        self.ledger = make_manager(4 * num_tokens // BLOCK_SIZE, observer=residency)
+        self.prompt = prompt(random.Random(2), num_tokens)
         admit(self.ledger, Request("first", self.prompt))
         self.number = 0
 

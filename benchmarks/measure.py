@@ -1,10 +1,10 @@
-"""Two operations in turns in this process, as `kvledger bench` measures two contestants in theirs."""
+"""Two operations in turns in this process, as peers/ measures two contestants in theirs."""
 
 import gc
 from dataclasses import dataclass
 
-from kvledger.bench.contest import InProcess, in_turns
-from kvledger.bench.operation import Operation
+from benchmarks.peers.contest import InProcess, in_turns
+from benchmarks.peers.operation import Operation
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the peers of `kvledger bench` besides vLLM, from the package registry: SGLang's radix cache and Dynamo's
+# Installs the peers of benchmarks/peers besides vLLM, from the package registry: SGLang's radix cache and Dynamo's
 # mocker, each in a venv of its own, on CPU. Half a minute and 400 MB. SGLang borrows torch and transformers from the
 # reference, which scripts/make_reference.sh builds first (it is vLLM, the third peer). Does nothing where all is there.
 #   scripts/make_peers.sh [DIR]      default: ~/.cache/kvledger/peers

@@ -14,6 +14,7 @@ from kvledger import Request
 from kvledger.core.groups.decisions import LATEST_RELEASE
 from kvledger.core.tables import BlockTables
 from kvledger.scheduler import (
+    AccountTotals,
     ExternalHit,
     ExternalKVSource,
     RequestAccount,
@@ -62,7 +63,7 @@ def flat_update(scheduler: Scheduler, output: SchedulerOutput, sampled: list[lis
     ]
 
 
-class Worker:
+class SlotWorker:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.rows: dict[str, Row] = {}
@@ -205,12 +206,13 @@ class Engine:
         )
         self.source = Source()
         self.accounts: dict[str, RequestAccount] = {}
+        self.ended: list[RequestAccount] = []
         self.accounting = RequestAccounting(self.manager, self.clock, self.take_account)
         self.scheduler = Scheduler(self.manager, self.config, self.source if with_source else None, self.accounting)
         self.stall_detector = StallDetector(self.scheduler, max_steps=30)
         self.wait_checker = WaitChecker(self.scheduler)
         self.account_checker = AccountChecker(self.scheduler, self.accounting)
-        self.worker = Worker(block_size)
+        self.worker = SlotWorker(block_size)
         self.tables = BlockTables(self.manager.config.groups, max_num_seqs, max_model_len)
         self.usable = usable
         self.finished: dict[str, str] = {}
@@ -229,6 +231,7 @@ class Engine:
 
     def take_account(self, account: RequestAccount) -> None:
         self.accounts[account.request_id] = account
+        self.ended.append(account)
         costs = self.account_checker.costs.get(account.request_id)
         if costs is not None:
             self.account_checker.compare_one(costs, account)
@@ -315,6 +318,10 @@ class Engine:
         assert occupancy.live + occupancy.cached + occupancy.unused == self.usable
         assert 0.0 <= self.manager.usage <= 1.0
         self.tables.check()
+        totals = AccountTotals()
+        for account in self.ended + [self.accounting.get(request_id) for request_id in self.scheduler._state.requests]:
+            totals.add(account)
+        assert self.accounting.totals() == totals
         # Every block handed out was in exactly one step's output: the worker's rows are the ledger's tables.
         for running in self.scheduler.running_requests():
             row = self.worker.rows.get(running.request_id)

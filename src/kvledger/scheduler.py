@@ -1,6 +1,6 @@
 """The scheduler's public names; the code is in core/scheduler, which is compiled."""
 
-from kvledger.core.scheduler.accounting import RequestAccount, RequestAccounting
+from kvledger.core.scheduler.accounting import AccountTotals, RequestAccount, RequestAccounting
 from kvledger.core.scheduler.config import SchedulerConfig, SchedulingPolicy
 from kvledger.core.scheduler.external import ExternalHit, ExternalKVSource
 from kvledger.core.scheduler.output import NewRequestData, RequestOutput, SchedulerOutput, StepEnd
@@ -9,6 +9,7 @@ from kvledger.core.scheduler.stall import StallDetector, StallReport
 from kvledger.core.scheduler.wait_reason import WaitExplanation, WaitReason
 
 __all__ = [
+    "AccountTotals",
     "ExternalHit",
     "ExternalKVSource",
     "NewRequestData",

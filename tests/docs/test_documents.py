@@ -38,3 +38,9 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
     # Pictures are looked at, not linked to.
     targets = re.findall(r"(?<!!)\[[^\]]*\]\((?!https?:)([^)#]+)", path.read_text("utf-8"))
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_engine_is_as_long_as_the_documents_say() -> None:
+    lines = (ROOT / "src" / "kvledger" / "engine" / "engine.py").read_text("utf-8").splitlines()
+    said = f"{round(len(lines), -1)} lines"
+    assert [path for path in ("README.md", "docs/engine.md") if said not in (ROOT / path).read_text("utf-8")] == []

@@ -11,9 +11,11 @@ import pytest
 
 from kvledger.models.facts import model_facts
 from kvledger.models.sources import find_in_catalogue, from_catalogue
-from kvledger.plan.ask import Asked, asked_by_log
+from kvledger.plan.ask import Asked
+from kvledger.plan.from_log import asked_by_log
 from kvledger.plan.gpus import GIB, find_gpu
-from kvledger.plan.logs import LogFacts, check_log
+from kvledger.plan.log_checks import check_log
+from kvledger.plan.logs import LogFacts
 from kvledger.plan.memory import NOTHING_MEASURED
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import PlanRequest, make_plan
@@ -143,7 +145,7 @@ def request_of(log: dict[str, Any], facts: LogFacts) -> PlanRequest:
     for where in (config.root, config.text):
         assert isinstance(where, dict)
         where.pop("quantization_config", None)
-    asked = asked_by_log(Asked(name, None, "0.32", EngineOptions()), facts)
+    asked = asked_by_log(Asked(name, None, "0.32", EngineOptions()), facts).start
     options = replace(asked.options, block_size=log["block_size"], **SHOWN.get(log["id"], {}))
     model = model_facts(config)
     # Logs of fine-tunes go beyond the length of the config that they share layers with.

@@ -111,7 +111,7 @@ def _record(run: EngineRun) -> None:
 
     def recorded_schedule(*args: Any, **kwargs: Any) -> Any:
         output = schedule(*args, **kwargs)
-        run.steps.append(_step(output))
+        run.steps.append(describe_step(output))
         return output
 
     def recorded_stats(*args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def _record(run: EngineRun) -> None:
         return stats
 
     def recorded_events() -> list[Any]:
-        events = take_events()
+        events: list[Any] = take_events()
         run.events.extend(repr(event) for event in events)
         return events
 
@@ -136,7 +136,7 @@ def _name(request_id: str) -> str:
     return name if name and len(end) == 8 else request_id
 
 
-def _step(output: Any) -> dict[str, Any]:
+def describe_step(output: Any) -> dict[str, Any]:
     """What a step tells the workers, with the lists of block ids as they are now."""
     cached = output.scheduled_cached_reqs
     return {

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +20,10 @@ import kvledger
 from kvledger.integrations.vllm import AsyncScheduler, Scheduler
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.plugin import SWITCH, install, ledger_in_place, register
-from kvledger.integrations.vllm.served import (
-    NotServedError,
-    require_connector,
-    require_version,
-)
+from kvledger.integrations.vllm.served import NotServedError, require_version
 from tests.plugin.manager_pair import MAX_MODEL_LEN
 from tests.side_by_side.layouts import Group, Layout
+from tests.side_by_side.reference import manager_arguments
 
 ROOT = Path(__file__).parents[2]
 FULL = Layout("full", (Group("full", 4),))
@@ -37,19 +33,9 @@ UNCACHED = Layout("uncached states", (Group("full", 4), Group("mamba_none", 4)))
 STATES = Layout("states", (Group("full", 4), Group("mamba_align", 4)))
 
 
-def engine(connector: str | None = None) -> Any:
-    """The part of vLLM's configuration that is looked at."""
-    return SimpleNamespace(kv_transfer_config=None if connector is None else SimpleNamespace(kv_connector=connector))
-
-
 def arguments(layout: Layout) -> dict[str, Any]:
     """What vLLM's scheduler gives its manager."""
-    return {
-        "kv_cache_config": layout.their_config(20),
-        "max_model_len": MAX_MODEL_LEN,
-        "scheduler_block_size": layout.base_block_size,
-        "hash_block_size": layout.unit,
-    }
+    return manager_arguments(layout, 20, MAX_MODEL_LEN)
 
 
 @pytest.fixture
@@ -109,7 +95,7 @@ def test_registering_twice_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_ledger_is_in_place_only_while_a_scheduler_is_made(log: list[str]) -> None:
-    with ledger_in_place(engine()):
+    with ledger_in_place():
         made = scheduler.KVCacheManager(**arguments(FULL))
     assert isinstance(made, VllmKVCacheManager)
     assert scheduler.KVCacheManager is KVCacheManager
@@ -119,8 +105,8 @@ def test_the_ledger_is_in_place_only_while_a_scheduler_is_made(log: list[str]) -
 
 
 def test_switch_and_scheduler_class_together_ask_once(log: list[str]) -> None:
-    with ledger_in_place(engine("NixlConnector")), ledger_in_place(engine("NixlConnector")):
-        made = scheduler.KVCacheManager(**arguments(STATES))
+    with ledger_in_place(), ledger_in_place():
+        made = scheduler.KVCacheManager(**arguments(UNCACHED))
     assert type(made) is KVCacheManager
     assert len(log) == 1
 
@@ -131,10 +117,10 @@ def test_schedulers_for_scheduler_cls() -> None:
 
 
 def test_what_is_not_served_is_left_to_vllm_with_one_line(log: list[str]) -> None:
-    with ledger_in_place(engine("NixlConnector")):
-        made = scheduler.KVCacheManager(**arguments(STATES))
+    with ledger_in_place():
+        made = scheduler.KVCacheManager(**arguments(UNCACHED))
     assert type(made) is KVCacheManager
-    why = "recurrent states that NixlConnector takes over"
+    why = "recurrent states of the mode 'none' that are cached all the same"
     assert log == [f"vLLM's own KVCacheManager is used, because kvledger does not serve {why}"]
 
 
@@ -155,14 +141,14 @@ def test_what_is_not_served_is_left_to_vllm_with_one_line(log: list[str]) -> Non
 )
 def test_reasons_not_to_serve(layout: Layout, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(NotServedError) as error:
-        VllmKVCacheManager.for_engine(engine(), {**arguments(layout), **changes})
+        VllmKVCacheManager.for_engine({**arguments(layout), **changes})
     assert str(error.value).startswith(reason)
 
 
 def test_an_engine_without_kv_cache_is_not_served() -> None:
     empty = {**arguments(FULL), "kv_cache_config": KVCacheConfig(1, [], [])}
     with pytest.raises(NotServedError, match="no layer keeps a KV cache"):
-        VllmKVCacheManager.for_engine(engine(), empty)
+        VllmKVCacheManager.for_engine(empty)
 
 
 def test_a_spec_of_somebody_else_is_not_served() -> None:
@@ -172,14 +158,14 @@ def test_a_spec_of_somebody_else_is_not_served() -> None:
     config = FULL.their_config(20)
     config.kv_cache_groups[0].kv_cache_spec = MySpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float16)
     with pytest.raises(NotServedError, match="MySpec"):
-        VllmKVCacheManager.for_engine(engine(), {**arguments(FULL), "kv_cache_config": config})
+        VllmKVCacheManager.for_engine({**arguments(FULL), "kv_cache_config": config})
 
 
 def test_a_spec_with_a_field_that_is_not_what_it_should_be_is_not_served(log: list[str]) -> None:
     config = STATES.their_config(20)
     states = config.kv_cache_groups[1]
     states.kv_cache_spec = replace(states.kv_cache_spec, shapes=(1, 4), dtypes=(torch.float32, torch.float32))
-    with ledger_in_place(engine()):
+    with ledger_in_place():
         made = scheduler.KVCacheManager(**{**arguments(STATES), "kv_cache_config": config})
     assert type(made) is KVCacheManager
     assert "does not serve this MambaSpec ('int' object is not iterable)" in log[0]
@@ -187,11 +173,11 @@ def test_a_spec_with_a_field_that_is_not_what_it_should_be_is_not_served(log: li
 
 def test_a_retention_interval_that_no_group_heeds_is_refused_by_vllm() -> None:
     config = replace(FULL.their_config(20), prefix_cache_retention_interval=4)
-    with ledger_in_place(engine()), pytest.raises(ValueError, match="no sliding-window or Mamba KV cache group"):
+    with ledger_in_place(), pytest.raises(ValueError, match="no sliding-window or Mamba KV cache group"):
         scheduler.KVCacheManager(**{**arguments(FULL), "kv_cache_config": config})
     for layout, interval in ((FULL, 0), (WINDOW, 8), (STATES, 4)):
         config = replace(layout.their_config(20), prefix_cache_retention_interval=interval)
-        with ledger_in_place(engine()):
+        with ledger_in_place():
             made = scheduler.KVCacheManager(**{**arguments(layout), "kv_cache_config": config})
         assert isinstance(made, VllmKVCacheManager)
 
@@ -201,7 +187,7 @@ def test_groups_that_only_vllm_tells_apart_are_not_served() -> None:
     spec = config.kv_cache_groups[1].kv_cache_spec
     config.kv_cache_groups[1].kv_cache_spec = replace(spec, non_causal=True)
     with pytest.raises(NotServedError, match="groups 0 and 1 differ only in what it does not look at"):
-        VllmKVCacheManager.for_engine(engine(), {**arguments(FULL), "kv_cache_config": config})
+        VllmKVCacheManager.for_engine({**arguments(FULL), "kv_cache_config": config})
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.34.0rc1.dev12+g0123", "1.0.0", "dev"])
@@ -214,14 +200,3 @@ def test_an_unknown_vllm_is_refused_unless_forced(version: str) -> None:
 def test_known_versions() -> None:
     for version in ("0.32.0", "0.32.1+cpu", "0.33.0", "0.33.1.dev3+gabc"):
         require_version(version)
-
-
-def test_connectors() -> None:
-    require_connector(None, 4, has_states=True)
-    require_connector("ExampleConnector", 1, has_states=False)
-    require_connector("OffloadingConnector", 1, has_states=False)
-    require_connector("SimpleCPUOffloadConnector", 3, has_states=False)
-    with pytest.raises(NotServedError, match="OffloadingConnector over 3 groups"):
-        require_connector("OffloadingConnector", 3, has_states=False)
-    with pytest.raises(NotServedError, match="recurrent states that ExampleConnector takes over"):
-        require_connector("ExampleConnector", 1, has_states=True)

@@ -1,8 +1,11 @@
 """The installed vLLM is as the adapter knows it, and where it were not, that would be named."""
 
+import pytest
 import vllm
 
 from kvledger.integrations.vllm import surface
+from kvledger.integrations.vllm.coordinator import CoordinatorView
+from kvledger.integrations.vllm.pool import PoolView
 
 
 def test_the_installed_vllm_is_as_we_know_it() -> None:
@@ -26,3 +29,12 @@ def test_the_scheduler_of_vllm_is_really_read() -> None:
 
     names = surface.touched(scheduler, "kv_cache_manager")
     assert {"allocate_slots", "free", "take_new_block_ids", "usage", "pop_blocks_for_free"} <= names
+
+
+def test_its_connectors_are_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(PoolView, "get_cached_block")
+    monkeypatch.delattr(CoordinatorView, "find_longest_cache_hit_per_group")
+    found = surface.drift(vllm.__version__)
+    assert "v1/simple_kv_offload/manager.py uses PoolView.get_cached_block" in found
+    offloading = "distributed/kv_transfer/kv_connector/v1/offloading_connector.py"
+    assert f"{offloading} uses CoordinatorView.find_longest_cache_hit_per_group" in found

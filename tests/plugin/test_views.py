@@ -201,6 +201,20 @@ def test_a_lookup_with_a_limit() -> None:
     assert (blocks.get_block_ids(), num_tokens) == (([1],), 4)
 
 
+def test_only_states_may_lag_behind_a_hit() -> None:
+    """A connector brings the states at its end, and nothing of a window that another request's hits stop short of."""
+    layout = Layout("states and a window", (Group("full", 4), Group("mamba_align", 4), Group("window", 4, window=8)))
+    for group_id, theirs_goes_on, ours_goes_on in ((1, True, True), (2, True, False)):
+        found: list[tuple[int, bool]] = []
+        for manager in make_managers(layout, 40):
+            start(manager, layout, 16)
+            manager.evict_blocks({manager.get_block_ids("r")[group_id][-1]})
+            request = RequestFactory(layout).make("again", list(range(17)))
+            _, num_tokens, _, diverged = manager.get_computed_blocks_for_connector(request)
+            found.append((num_tokens, diverged))
+        assert [found[0] == (16, True), found[1] == (16, True)] == [theirs_goes_on, ours_goes_on], (group_id, found)
+
+
 def test_a_lookup_cut_short() -> None:
     both = make_managers(HYBRID, 40)
     for manager in both:

@@ -3,6 +3,7 @@
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import vllm
 from vllm.config import (
@@ -41,25 +42,28 @@ def hash_lookahead(layout: Layout) -> int:
     return layout.num_draft_lookahead if layout.enable_caching and HAS_LOOKAHEAD else 0
 
 
-def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
+def manager_arguments(layout: Layout, num_blocks: int, max_model_len: int, **changes: Any) -> dict[str, Any]:
+    """What vLLM's scheduler gives its manager for that layout."""
     lookahead = hash_lookahead(layout)
-    options = {"num_hash_lookahead_tokens": lookahead} if lookahead else {}
-    if layout.pins_shared_prefix:
-        options["enable_mamba_shared_prefix_checkpoint"] = True
-    return KVCacheManager(
-        layout.their_config(num_blocks),
-        max_model_len=max_model_len,
-        scheduler_block_size=layout.base_block_size,
-        hash_block_size=layout.unit,
-        max_in_flight_tokens=layout.max_in_flight_tokens,
-        enable_caching=layout.enable_caching,
-        use_eagle=layout.num_draft_lookahead > 0 and lookahead == 0,
-        num_prefill_lookahead=layout.num_draft_lookahead,
-        log_stats=True,
-        dcp_world_size=layout.context_parallel_size,
-        watermark=watermark,
-        **options,
-    )
+    return {
+        "kv_cache_config": layout.their_config(num_blocks),
+        "max_model_len": max_model_len,
+        "scheduler_block_size": layout.base_block_size,
+        "hash_block_size": layout.unit,
+        "max_in_flight_tokens": layout.max_in_flight_tokens,
+        "enable_caching": layout.enable_caching,
+        "use_eagle": layout.num_draft_lookahead > 0 and lookahead == 0,
+        "num_prefill_lookahead": layout.num_draft_lookahead,
+        "log_stats": True,
+        "dcp_world_size": layout.context_parallel_size,
+        "enable_mamba_shared_prefix_checkpoint": layout.pins_shared_prefix,
+        **({"num_hash_lookahead_tokens": lookahead} if lookahead else {}),
+        **changes,
+    }
+
+
+def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
+    return KVCacheManager(**manager_arguments(layout, num_blocks, max_model_len, watermark=watermark))
 
 
 class RequestFactory:
@@ -121,7 +125,7 @@ def make_scheduler(
     async_scheduling: bool = False,
 ) -> Scheduler:
     """vLLM's Scheduler over a model that exists only as a config.json in `directory`."""
-    _write_model_config(Path(directory), max_model_len)
+    write_model_config(Path(directory), max_model_len)
     model = ModelConfig(model=directory, skip_tokenizer_init=True, dtype="float16", seed=0, max_model_len=max_model_len)
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -181,7 +185,7 @@ def make_scheduler(
     return made
 
 
-def _write_model_config(directory: Path, max_model_len: int) -> None:
+def write_model_config(directory: Path, max_model_len: int) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

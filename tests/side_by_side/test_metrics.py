@@ -15,10 +15,11 @@ from vllm.v1.core import kv_cache_metrics
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats
 
-from kvledger import BlockResidency, KVCacheManager
+from kvledger import BlockResidency
 from kvledger.metrics.prometheus import MetricsTarget, SchedulerMetrics
 from kvledger.scheduler import Scheduler
 from tests.side_by_side.layouts import Group, Layout
+from tests.side_by_side.ledger_pair import make_ours
 from tests.side_by_side.scheduler_pair import Limits, SchedulerPair
 from tests.side_by_side.test_scheduler import random_work
 
@@ -65,12 +66,8 @@ class MetricsPair:
         self.clock = clock
         self.pair = SchedulerPair(limits, directory, seed)
         residency = BlockResidency(clock.seconds, sample_rate=1.0)
-        manager = KVCacheManager(
-            limits.layout.our_config(limits.num_blocks),
-            limits.max_model_len,
-            max_in_flight_tokens=limits.layout.max_in_flight_tokens,
-            watermark=limits.watermark,
-            observer=residency,
+        manager = make_ours(
+            limits.layout, limits.num_blocks, limits.watermark, limits.max_model_len, observer=residency
         )
         self.pair.ours = Scheduler(manager, self.pair.ours.config)
         theirs = self.pair.theirs

@@ -19,7 +19,7 @@ from kvledger import KVCacheConfig, KVCacheManager, Request
 from kvledger.core.groups.spec import SlidingWindowSpec
 from kvledger.engine.sampling_params import SamplingParams
 from kvledger.engine.transformers_model import TransformersModel, kv_cache_layout
-from kvledger.engine.worker import Worker
+from kvledger.engine.worker import TorchWorker
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 from tests.helpers import cached_ids, free_order
 from tests.torch.models import continuation, tiny_model
@@ -52,7 +52,7 @@ class Rig:
             self.manager,
             SchedulerConfig(max_num_seqs=min(max_num_seqs, chunk), max_num_batched_tokens=chunk, **options),
         )
-        self.worker = Worker(
+        self.worker = TorchWorker(
             TransformersModel(model),
             self.config,
             max_num_reqs=max_num_seqs,

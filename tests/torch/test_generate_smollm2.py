@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvledger.engine import Engine, SamplingParams
+from kvledger.engine.load_options import LoadOptions
 from kvledger.engine.loading import make_engine
-from kvledger.engine.options import EngineOptions
 from tests.torch.smollm2 import NUM_TOKENS, SYSTEM, SmolLM2, load_smollm2
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS)
@@ -23,7 +23,7 @@ def smollm2() -> SmolLM2:
 
 def engine_of(smollm2: SmolLM2, **options: Any) -> Engine:
     options = {"num_blocks": 400, "max_model_len": 256, **options}
-    return make_engine(smollm2.loaded, EngineOptions("smollm2", **options))
+    return make_engine(smollm2.loaded, LoadOptions("smollm2", **options))
 
 
 def generated(

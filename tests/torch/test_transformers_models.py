@@ -15,9 +15,9 @@ from transformers import (
 from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheManager, Request
 from kvledger.core.groups.spec import KVCacheGroupSpec, SlidingWindowSpec
 from kvledger.engine.transformers_model import TransformersModel, facts_of, kv_cache_layout
-from kvledger.engine.worker import Worker
+from kvledger.engine.worker import TorchWorker
 from kvledger.errors import ConfigError
-from kvledger.models.sources import load_model
+from kvledger.models.sources import load_config
 from kvledger.plan.gpus import find_gpu
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import PlanRequest, make_plan
@@ -43,7 +43,7 @@ def run_one(
     manager = KVCacheManager(ledger, 64)
     scheduler = Scheduler(manager, SchedulerConfig(max_num_seqs=1))
     model = TransformersModel(auto_class.from_config(config))
-    worker = Worker(model, ledger, max_num_reqs=1, max_model_len=64)
+    worker = TorchWorker(model, ledger, max_num_reqs=1, max_model_len=64)
     request = Request("a", prompt(12), max_tokens=4)
     scheduler.add_request(request)
     while scheduler.has_unfinished_requests:
@@ -54,7 +54,7 @@ def run_one(
 
 def test_groups_are_those_of_the_plan() -> None:
     """The same functions decide, so the ledger of an engine is the one that was planned for."""
-    config = AutoConfig.for_model(**load_model("google/gemma-3-4b-it-text-only").root)
+    config = AutoConfig.for_model(**load_config("google/gemma-3-4b-it-text-only").root)
     request = PlanRequest(
         facts_of(config),
         EngineOptions(block_size=16, dtype="bfloat16"),

@@ -100,6 +100,13 @@ def test_the_core_uses_no_clock_no_environment_no_input_or_output() -> None:
         assert not found, f"{name} imports {found}"
 
 
+def test_tests_stand_where_their_sources_do() -> None:
+    """tests/unit/core/blocks has the tests of core/blocks. Whatever crosses rooms stands in tests/unit itself."""
+    here = Path(__file__).parent
+    folders = {path.relative_to(here) for path in here.rglob("*") if path.is_dir() and any(path.glob("*.py"))}
+    assert [folder for folder in folders if not (PACKAGE / folder).is_dir()] == [Path("benchmarks")]
+
+
 def test_the_package_itself_exports_the_core_only() -> None:
     for imported in own_imports(PACKAGE / "__init__.py"):
         assert imported.startswith("core."), imported

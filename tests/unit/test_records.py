@@ -106,8 +106,8 @@ class Run:
         self.bills: list[RequestAccount] = []
         self.manager = ledger(5)
         self.misses = MissExplainer(self.manager)
-        accounting = kvledger.scheduler.RequestAccounting(self.manager, on_finish=self.bills.append)
-        self.scheduler = Scheduler(self.manager, SchedulerConfig(max_num_seqs=2), accounting=accounting)
+        self.accounting = kvledger.scheduler.RequestAccounting(self.manager, on_finish=self.bills.append)
+        self.scheduler = Scheduler(self.manager, SchedulerConfig(max_num_seqs=2), accounting=self.accounting)
         for name in "abc":
             self.scheduler.add_request(request(name, 7, max_tokens=4, sampling_params=SamplingParams(seed=7)))
         self.first = self.scheduler.schedule()
@@ -159,6 +159,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "SlidingWindowSpec": lambda: SlidingWindowSpec(16, 8, 128, sliding_window=512),
     "ExternalHit": lambda: ExternalHit(16, asynchronous=True),
     "NewRequestData": lambda: Run().first.new_requests[0],
+    "AccountTotals": lambda: Run().accounting.totals(),
     "RequestAccount": lambda: Run().bills[0],
     "RequestOutput": lambda: RequestOutput("a", [4, 5], kvledger.RequestStatus.FINISHED_LENGTH),
     "SchedulerConfig": lambda: SchedulerConfig(max_num_seqs=3),

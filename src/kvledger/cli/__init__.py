@@ -12,7 +12,6 @@ from kvledger import build_info
 
 # Subcommand -> the module whose `register(app)` adds it.
 COMMANDS = {
-    "bench": "kvledger.cli.bench",
     "generate": "kvledger.cli.generate",
     "plan": "kvledger.cli.plan",
     "replay": "kvledger.cli.replay",

@@ -15,7 +15,7 @@ import typer
 
 from kvledger.cli.app import OptionsCommand, in_option_words
 from kvledger.cli.generate_options import GenerateOptions
-from kvledger.engine.options import EngineOptions
+from kvledger.engine.load_options import LoadOptions
 from kvledger.engine.sampling_params import SamplingParams
 from kvledger.errors import ConfigError
 
@@ -42,9 +42,9 @@ def run(options: GenerateOptions) -> None:
     """Answers the prompts. typer.Exit(1) when one of them ended with an error."""
     try:
         prompts = options.prompts()
-        engine_options, params = engine_options_of(options), sampling_params_of(options)
+        load_options, params = load_options_of(options), sampling_params_of(options)
         require_packages()
-        answers, engine = generate(options, prompts, engine_options, params)
+        answers, engine = generate(options, prompts, load_options, params)
     except ConfigError as error:
         raise typer.BadParameter(in_option_words(str(error))) from error
     if options.json:
@@ -60,8 +60,8 @@ def run(options: GenerateOptions) -> None:
         raise typer.Exit(1)
 
 
-def engine_options_of(options: GenerateOptions) -> EngineOptions:
-    return EngineOptions(
+def load_options_of(options: GenerateOptions) -> LoadOptions:
+    return LoadOptions(
         options.model,
         num_blocks=options.num_blocks,
         block_size=options.block_size,
@@ -97,14 +97,14 @@ def require_packages(names: Sequence[str] = ("torch", "transformers")) -> None:
 
 
 def generate(
-    options: GenerateOptions, prompts: list[str], engine_options: EngineOptions, params: SamplingParams
+    options: GenerateOptions, prompts: list[str], load_options: LoadOptions, params: SamplingParams
 ) -> "tuple[list[Answer], Engine]":
     """Loads the model and answers all prompts together."""
     keep_quiet()
     from kvledger.engine.loading import load_engine
     from kvledger.engine.text_generation import TextGeneration
 
-    engine, loaded = load_engine(engine_options, lambda line: print(line, file=sys.stderr))
+    engine, loaded = load_engine(load_options, lambda line: print(line, file=sys.stderr))
     generation = TextGeneration(engine, loaded.tokenizer, None if options.json else TextPrinter(prompts).hear)
     for prompt, own in zip(prompts, params_of_each(params, len(prompts)), strict=True):
         generation.add(prompt, own, chat=options.chat)
@@ -168,12 +168,10 @@ def label(prompt: str) -> str:
 def print_json(options: GenerateOptions, answers: "list[Answer]", engine: "Engine") -> None:
     import msgspec
 
-    stats = engine.stats
-    rates = {"hit_rate": stats.hit_rate, "peak_usage": stats.peak_usage, "acceptance_rate": stats.acceptance_rate}
     result = {
         "model": options.model,
         "answers": [asdict(answer) for answer in answers],
-        "stats": {**asdict(stats), **rates},
+        "stats": engine.stats.as_dict(),
     }
     print(msgspec.json.encode(result).decode())
 
@@ -194,6 +192,7 @@ def stats_table(stats: "EngineStats") -> "Table":
     ]
     if stats.num_preemptions:
         rows += [
+            ("  took", f"{stats.num_lost_tokens:,} tokens"),
             ("  found again in the cache", f"{stats.num_resumed_hit_tokens:,} tokens"),
             ("  computed again", f"{stats.num_recomputed_tokens:,} tokens"),
         ]

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvledger.plan.ask import Asked
-    from kvledger.plan.logs import LogCheck
+    from kvledger.plan.log_checks import LogCheck
     from kvledger.plan.plan import PlanRequest
+    from kvledger.plan.view import WhatIf
 
 # Exit code with --strict.
 NOT_MODELLED = 3
@@ -84,6 +85,8 @@ def answer_question(options: PlanOptions) -> int:
     options.validate()
     asked = options.asked(options.model, tuple(options.remark or ()), tuple(options.unmodelled or ()))
     show = Show(options.prompt, options.output, options.layout == "best", options.explain, options.json)
+    if options.need is not None:
+        return print_need(asked, options.need, options.prices, as_json=options.json)
     if options.from_log is not None:
         return explain_log(asked, options.from_log, show)
     return print_plan(asked, show) if options.sweep is None else print_sweep(asked, options.sweep, show)
@@ -108,17 +111,30 @@ def print_plan(asked: "Asked", show: Show) -> int:
 
 
 def explain_log(asked: "Asked", path: str, show: Show) -> int:
-    """Prints what a start-up log says and what a plan gives for it; returns 1 when a number differs."""
+    """Prints what a start-up log says and what a plan gives for it, changed by what is asked besides; returns 1 when a
+    number differs.
+    """
     from kvledger.files.whole import read_whole
-    from kvledger.plan.ask import asked_by_log, build_request
-    from kvledger.plan.logs import check_log, read_log
+    from kvledger.plan.ask import build_request
+    from kvledger.plan.from_log import asked_by_log, calibrated
+    from kvledger.plan.log_checks import check_log
+    from kvledger.plan.logs import read_log
+    from kvledger.plan.plan import make_plan
+    from kvledger.plan.refusal import RefusedError
+    from kvledger.plan.view import WhatIf
 
     facts = read_log(read_whole("--from-log", path).decode(errors="replace"))
-    asked = asked_by_log(asked, facts)
-    request = build_request(asked)
+    question = asked_by_log(asked, facts)
+    request = build_request(question.start)
     checks = tuple(check_log(request, facts))
-    code = print_answer(request, asked, show, checks)
-    return code or int(not all(check.agrees for check in checks))
+    agrees = all(check.agrees for check in checks)
+    try:
+        start = make_plan(request)
+    except RefusedError:
+        return print_answer(request, question.start, show, checks)
+    changed = calibrated(question, facts, start)
+    what_if = WhatIf(start, tuple(map(str, question.changes))) if question.changes else None
+    return print_answer(build_request(changed), changed, show, checks, what_if) or int(not agrees)
 
 
 def console() -> "Console":
@@ -132,7 +148,13 @@ def terminal_width() -> int:
     return int(os.environ.get("COLUMNS") or 0) if (os.environ.get("COLUMNS") or "0").isdigit() else 0
 
 
-def print_answer(request: "PlanRequest", asked: "Asked", show: Show, checks: "tuple[LogCheck, ...]") -> int:
+def print_answer(
+    request: "PlanRequest",
+    asked: "Asked",
+    show: Show,
+    checks: "tuple[LogCheck, ...]",
+    what_if: "WhatIf | None" = None,
+) -> int:
     from kvledger.plan.ask import answer
     from kvledger.plan.layout import compare_plan_layouts
     from kvledger.plan.refusal import Refusal
@@ -149,7 +171,7 @@ def print_answer(request: "PlanRequest", asked: "Asked", show: Show, checks: "tu
         return 1
     layouts = compare_plan_layouts(result) if show.layouts else None
     view = PlanView(
-        result, holding_of(result, show.prompt, show.output), layouts, checks, asked.remarks, asked.unmodelled
+        result, holding_of(result, show.prompt, show.output), layouts, checks, asked.remarks, asked.unmodelled, what_if
     )
     if show.as_json:
         print(json.dumps(plan_object(view)))
@@ -171,3 +193,21 @@ def print_sweep(asked: "Asked", text: str, show: Show) -> int:
     else:
         console().print(sweep_table(sweep.key, rows))
     return int(not any(getattr(result, "error", result) is None for _, result in rows))
+
+
+def print_need(asked: "Asked", need_text: str, prices_text: str | None, *, as_json: bool) -> int:
+    """Prints a line for each card that serves the need, the best first."""
+    from kvledger.plan.need import answers, answers_object, parse_need, parse_prices
+    from kvledger.plan.report import need_table, note_lines
+
+    need = parse_need(need_text)
+    prices = {} if prices_text is None else parse_prices(prices_text)
+    ranked = answers(asked, need, prices)
+    notes = (*ranked[0].plan.facts.config.notes, *asked.remarks)
+    if as_json:
+        print(json.dumps(answers_object(ranked, notes, asked.unmodelled)))
+        return 0
+    console().print(need_table(ranked))
+    if notes or asked.unmodelled:
+        console().print(note_lines(notes, asked.unmodelled))
+    return 0

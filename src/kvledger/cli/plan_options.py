@@ -35,6 +35,18 @@ class PlanOptions(PlannedEngineOptions):
         str | None,
         Option(metavar="KEY", help="A table over one option: gpu, max-model-len=8k,32k, ...", rich_help_panel=OUTPUT),
     ] = None
+    need: Annotated[
+        str | None,
+        Option(
+            metavar="USERS,CONTEXT",
+            help="Which cards, and how many: users=200,context=32k. --gpu lists the cards to look at.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    prices: Annotated[
+        str | None,
+        Option(metavar="CARD=PRICE,...", help="With --need: ranks by price.", rich_help_panel=OUTPUT),
+    ] = None
     layout: Annotated[
         Literal["vllm", "best"],
         Option(help="vllm, or best: the group size that wastes least.", rich_help_panel=OUTPUT),
@@ -56,3 +68,9 @@ class PlanOptions(PlannedEngineOptions):
         if self.prompt + self.output < 1:
             problem = f"with --output {self.output} it makes no request"
             raise wrong_value("--prompt", self.prompt, problem, "give at least one token")
+        for name in ("from_log", "sweep", "need"):
+            if self.need is not None and name != "need" and getattr(self, name) is not None:
+                option = "--" + name.replace("_", "-")
+                raise wrong_value(option, getattr(self, name), "--need is given too", "give one of the two")
+        if self.prices is not None and self.need is None:
+            raise wrong_value("--prices", self.prices, "nothing is ranked without --need", "add --need")

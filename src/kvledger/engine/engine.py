@@ -149,7 +149,7 @@ class Engine:
         except BaseException as error:  # Also an interrupt: the step is in flight, and nobody would bring it back.
             self._end_failed(output, error)
             raise
-        self.stats.count_tokens(output, sampled, gained)
+        self.stats.count_tokens(gained)
 
         news = _errors(output) + [NewTokens(one.request_id, one.new_token_ids, one.finish) for one in gained]
         if self._drafter is not None:

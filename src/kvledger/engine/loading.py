@@ -1,7 +1,7 @@
 """From a model's files to an engine: weights and tokenizer through transformers, blocks from the ledger's layout.
 
 engine   Engine(scheduler, worker, drafter)
-worker   Worker(TransformersModel, KVCacheConfig)      the same groups on both sides
+worker   TorchWorker(TransformersModel, KVCacheConfig)      the same groups on both sides
 ledger   KVCacheManager(KVCacheConfig)
 """
 
@@ -17,16 +17,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.engine.engine import Engine
+from kvledger.engine.load_options import LoadOptions
 from kvledger.engine.measured_pool import make_profiler, measure_pool, memory_device
 from kvledger.engine.model_files import ModelFiles, find_model
 from kvledger.engine.ngram_drafter import NgramDrafter
-from kvledger.engine.options import EngineOptions
 from kvledger.engine.sampler import Sampler
 from kvledger.engine.transformers_model import TransformersModel, facts_of, kv_cache_layout
-from kvledger.engine.worker import Worker
+from kvledger.engine.worker import TorchWorker
 from kvledger.errors import ConfigError, KVLedgerError, wrong_value
 from kvledger.plan.pool import RequestLimits
-from kvledger.scheduler import Scheduler, SchedulerConfig
+from kvledger.scheduler import RequestAccounting, Scheduler, SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class LoadedModel:
         return tuple(dict.fromkeys(one for one in (*ids, self.tokenizer.eos_token_id) if one is not None))
 
 
-def load_engine(
-    options: EngineOptions, report: Callable[[str], None] = lambda line: None
-) -> tuple[Engine, LoadedModel]:
+def load_engine(options: LoadOptions, report: Callable[[str], None] = lambda line: None) -> tuple[Engine, LoadedModel]:
     """An engine for the model of these options, and the model with its tokenizer. `report` gets the start-up lines."""
     device = memory_device(options.device)
     profiler = make_profiler(device, options) if options.num_blocks is None else None
@@ -74,7 +72,7 @@ def load_model(files: ModelFiles, dtype: str = "float32", device: str = "cpu") -
     return LoadedModel(model.to(device), tokenizer)
 
 
-def make_engine(loaded: LoadedModel, options: EngineOptions) -> Engine:
+def make_engine(loaded: LoadedModel, options: LoadOptions) -> Engine:
     """An engine around a model that is in memory. Its attention is the ledger's from now on.
 
     REQUIRES options.num_blocks.
@@ -95,7 +93,7 @@ def make_engine(loaded: LoadedModel, options: EngineOptions) -> Engine:
         max_num_batched_tokens=options.max_num_batched_tokens,
         num_speculative_tokens=options.num_speculative_tokens,
     )
-    worker = Worker(
+    worker = TorchWorker(
         TransformersModel(loaded.model),
         config,
         max_num_reqs=options.num_seats,
@@ -103,14 +101,14 @@ def make_engine(loaded: LoadedModel, options: EngineOptions) -> Engine:
         sampler=Sampler(options.seed),
     )
     return Engine(
-        Scheduler(manager, scheduler_config),
+        Scheduler(manager, scheduler_config, accounting=RequestAccounting(manager)),
         worker,
         drafter=make_drafter(options),
         eos_token_ids=loaded.eos_token_ids,
     )
 
 
-def limits_of(loaded: LoadedModel, options: EngineOptions) -> RequestLimits:
+def limits_of(loaded: LoadedModel, options: LoadOptions) -> RequestLimits:
     """ConfigError for requests that are longer than the model's positions reach."""
     context = facts_of(loaded.model.config).context
     max_model_len = options.max_model_len or context.default
@@ -120,7 +118,7 @@ def limits_of(loaded: LoadedModel, options: EngineOptions) -> RequestLimits:
     return RequestLimits(max_model_len, options.max_num_batched_tokens)
 
 
-def make_drafter(options: EngineOptions) -> NgramDrafter | None:
+def make_drafter(options: LoadOptions) -> NgramDrafter | None:
     if options.num_speculative_tokens == 0:
         return None
     return NgramDrafter(options.num_speculative_tokens, options.prompt_lookup_min, options.prompt_lookup_max)

@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from kvledger.core.units import cdiv
+from kvledger.engine.load_options import CPU_KV_CACHE_BYTES, LoadOptions
 from kvledger.engine.memory_device import CpuMemory, CudaMemory, MemoryDevice
-from kvledger.engine.options import CPU_KV_CACHE_BYTES, EngineOptions
 from kvledger.engine.pool_size import pool_size
 from kvledger.engine.profile import DEFAULT_UTILIZATION, MemoryProfiler
 from kvledger.engine.transformers_model import kv_cache_layout
@@ -15,7 +15,7 @@ from kvledger.errors import wrong_value
 from kvledger.plan.pool import RequestLimits
 
 
-def make_profiler(device: MemoryDevice, options: EngineOptions) -> MemoryProfiler:
+def make_profiler(device: MemoryDevice, options: LoadOptions) -> MemoryProfiler:
     """To be made before the model is loaded. ConfigError when the share of the device is not free."""
     given = options.kv_cache_memory_bytes
     if given is None and options.gpu_memory_utilization is None and isinstance(device, CpuMemory):
@@ -38,7 +38,7 @@ def measure_pool(
     profiler: MemoryProfiler,
     model: PreTrainedModel,
     limits: RequestLimits,
-    options: EngineOptions,
+    options: LoadOptions,
     report: Callable[[str], None],
 ) -> int:
     """Blocks of the pool, the null block included. `report` gets the lines that an engine prints at start.

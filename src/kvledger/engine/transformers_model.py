@@ -8,7 +8,7 @@ windows; transformers makes none for a function that it does not know.
     model = AutoModelForCausalLM.from_pretrained(directory)
     layout = kv_cache_layout(model.config, block_size=16, dtype="float32")
     config = KVCacheConfig(num_blocks, layout.groups)
-    worker = Worker(TransformersModel(model), config, max_num_reqs=..., max_model_len=...)
+    worker = TorchWorker(TransformersModel(model), config, max_num_reqs=..., max_model_len=...)
 """
 
 from typing import Any, Final
@@ -41,7 +41,7 @@ def facts_of(config: PretrainedConfig) -> ModelFacts:
 def kv_cache_layout(
     config: PretrainedConfig, *, block_size: int = 16, dtype: str = "float32", hybrid_manager: bool = True
 ) -> GroupLayout:
-    """The KV cache groups of a model, as `kvledger plan` would form them, for KVCacheConfig and Worker.
+    """The KV cache groups of a model, as `kvledger plan` would form them, for KVCacheConfig and TorchWorker.
 
     `dtype` is what keys and values are stored in. ConfigError when a layer keeps something else than keys and values
     of all tokens or of a window.
@@ -111,8 +111,8 @@ def paged_attention_forward(
     if not isinstance(attention, PagedAttention):
         raise ConfigError(
             f"{ARGUMENT}={attention!r}: {type(module).__name__} was switched to {ATTENTION!r} and got no block tables; "
-            "run its model through a Worker only, or, if that is the case, use another model: this one does not hand "
-            "arguments on to its layers"
+            "run its model through a TorchWorker only, or, if that is the case, use another model: this one does not "
+            "hand arguments on to its layers"
         )
     layer_name = f"layers.{getattr(module, 'layer_idx', None)}.self_attn"
     layer = attention.layers.get(layer_name)

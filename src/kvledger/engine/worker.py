@@ -1,5 +1,5 @@
-"""Worker: the other side of the scheduler. It has the model, the KV tensors and the block tables, and receives nothing
-but SchedulerOutputs.
+"""TorchWorker: the other side of the scheduler, in torch. It has the model, the KV tensors and the block tables, and
+receives nothing but SchedulerOutputs.
 
     execute(output):  rows and new block ids into the tables -> block copies -> one flat batch of all scheduled tokens
                       -> the model, once -> tokens for every request whose known tokens are through
@@ -74,7 +74,7 @@ class BatchPart:
         return SampledRows(request.request_id, request.params, len(request.token_ids), self.draft_token_ids)
 
 
-class Worker:
+class TorchWorker:
     """Runs steps of one model. `max_num_reqs`: the scheduler's max_num_seqs. One owner thread.
 
     `zero_new_blocks` clears blocks before their first use. Attention here reads no slot before it is written, so this

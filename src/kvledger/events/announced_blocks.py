@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from kvledger.core.requests.tokens import TOKEN_BYTES
 
 
-class Identity(NamedTuple):
+class EventAdapter(NamedTuple):
     """The adapter, as events name it."""
 
     lora_id: int | None
@@ -23,7 +23,7 @@ class AnnouncedBlock(NamedTuple):
     parent: bytes | None
     tokens: bytes
     extra_key: tuple[Any, ...] | None
-    identity: Identity
+    adapter: EventAdapter
     lookahead: bytes = b""
 
     @property

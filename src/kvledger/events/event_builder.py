@@ -21,7 +21,7 @@ from typing import Any, Final
 from kvledger.core.requests.request import Request
 from kvledger.core.requests.tokens import unpack_tokens
 from kvledger.core.watch.cache_changes import CacheChange, CacheCleared, HashesDropped, SpanCached
-from kvledger.events.announced_blocks import AnnouncedBlock, AnnouncedBlocks, Identity
+from kvledger.events.announced_blocks import AnnouncedBlock, AnnouncedBlocks, EventAdapter
 from kvledger.events.event_types import AllBlocksCleared, AnyEvent, BlockRemoved, BlockStored, WireHash
 from kvledger.events.group_labels import GroupLabel
 from kvledger.events.salts import SaltNames
@@ -29,7 +29,7 @@ from kvledger.events.salts import SaltNames
 # Blocks that a part of a snapshot has at most, so that no message grows with the pool.
 _SNAPSHOT_BLOCKS: Final = 4096
 _LOW_64_BITS: Final = (1 << 64) - 1
-_NO_ADAPTER: Final = Identity(None, None)
+_NO_ADAPTER: Final = EventAdapter(None, None)
 
 
 class EventStyle(Enum):
@@ -127,7 +127,7 @@ class EventBuilder:
             keys = [self._extra_key(span.request, start, span.end + span.sizes.num_hash_lookahead)]
         parent = span.hashes[start // unit - 1] if start > 0 else None
         tokens = span.tokens.token_ids(start, span.end)
-        return self._event(span.group_id, hashes, parent, tokens, size, _identity(span.request), keys, lookaheads)
+        return self._event(span.group_id, hashes, parent, tokens, size, _adapter(span.request), keys, lookaheads)
 
     def _chain_event(self, group_id: int, chain: list[tuple[bytes, AnnouncedBlock]]) -> BlockStored:
         """One event for blocks that follow each other."""
@@ -138,7 +138,7 @@ class EventBuilder:
             first.parent,
             unpack_tokens(b"".join([block.tokens for _, block in chain])),
             first.num_tokens,
-            first.identity,
+            first.adapter,
             [block.extra_key for _, block in chain],
             [block.lookahead for _, block in chain] if first.lookahead else None,
         )
@@ -150,7 +150,7 @@ class EventBuilder:
         parent: bytes | None,
         token_ids: list[int],
         block_size: int,
-        identity: Identity,
+        adapter: EventAdapter,
         extra_keys: list[tuple[Any, ...] | None],
         lookaheads: list[bytes] | None,
     ) -> BlockStored:
@@ -160,9 +160,9 @@ class EventBuilder:
             None if parent is None else self._wire([parent])[0],
             token_ids,
             block_size,
-            identity.lora_id,
+            adapter.lora_id,
             label.medium,
-            identity.lora_name,
+            adapter.lora_name,
             extra_keys or None,
             group_id,
             label.kind,
@@ -177,14 +177,14 @@ class EventBuilder:
         size = span.end - span.start if span.is_tail else span.sizes.block_size
         hashes = span.hashes
         request = span.request
-        identity = _identity(request)
+        adapter = _adapter(request)
         for end in span.ends if span.ends is not None else range(span.start + size, span.end + 1, size):
             start = end - size
             parent = hashes[start // unit - 1] if start > 0 else None
             tokens = span.tokens.pack(start, end)
             behind = span.tokens.pack(end, end + num_ahead) if num_ahead > 0 else b""
             key = self._extra_key(request, start, end + num_ahead)
-            yield start, end, hashes[end // unit - 1], AnnouncedBlock(parent, tokens, key, identity, behind)
+            yield start, end, hashes[end // unit - 1], AnnouncedBlock(parent, tokens, key, adapter, behind)
 
     def _extra_key(self, request: Request, start: int, end: int) -> tuple[Any, ...] | None:
         """What the hash of the block over tokens [start, end) covers beside tokens, in vLLM's words."""
@@ -230,6 +230,6 @@ def _says_cleared(events: list[AnyEvent]) -> bool:
     return len(events) > 0 and isinstance(events[-1], AllBlocksCleared)
 
 
-def _identity(request: Request) -> Identity:
+def _adapter(request: Request) -> EventAdapter:
     adapter = request.adapter
-    return _NO_ADAPTER if adapter is None else Identity(adapter.adapter_id, adapter.name)
+    return _NO_ADAPTER if adapter is None else EventAdapter(adapter.adapter_id, adapter.name)

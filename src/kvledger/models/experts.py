@@ -36,8 +36,15 @@ def feed_forward(config: ModelConfig, index: int) -> Iterator[Weight]:
         if not config.flag("enable_moe_block"):
             return
     inter = dense_size(config, index)
+    if inter and config.flag("use_double_wide_mlp") and reuses_cache(config, index):
+        inter *= 2
     if inter:
         yield from mlp(config, index, "mlp", inter)
+
+
+def reuses_cache(config: ModelConfig, index: int) -> bool:
+    """Whether the layer is one of the last ones, which read the cache of an earlier layer (Gemma 3n, Gemma 4)."""
+    return index >= config.need("num_hidden_layers") - (config.number("num_kv_shared_layers", 0) or 0)
 
 
 def mlp(config: ModelConfig, index: int, name: str, inter: int, parts: int = 0) -> Iterator[Weight]:

@@ -8,7 +8,7 @@ its weights would not be loaded; nothing is counted in the model's own type in s
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvledger.errors import ConfigError
+from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.config import JSON, ModelConfig, integer
 from kvledger.models.formats import (
     FP8_BLOCK_BYTES,
@@ -171,14 +171,14 @@ def not_loaded(config: ModelConfig, method: str) -> str:
 
 
 def online_scheme(config: ModelConfig, asked: str) -> WeightScheme:
-    """Weights that are quantized while they load, from a checkpoint in the model's own type."""
+    """Weights that are quantized while they load, from a checkpoint in the model's own type. ConfigError for others."""
     if asked not in ONLINE:
-        if any(asked in names for names in SAME_METHODS):
-            raise UnknownQuantizationError(
-                f"--quantization {asked} is a format of checkpoints and {config.name} is not one: give the quantized "
-                f"checkpoint, or one of those that quantize while loading: {', '.join(ONLINE)}"
-            )
-        raise UnknownQuantizationError(not_loaded(config, asked))
+        is_format = any(asked in names for names in SAME_METHODS)
+        problem = (
+            f"a format of checkpoints, and {config.name} is not one" if is_format else "Unknown quantization method"
+        )
+        fix = f"give the quantized checkpoint, or one of those that quantize while loading: {', '.join(ONLINE)}"
+        raise wrong_value("--quantization", asked, problem, fix)
     linear, expert = ONLINE[asked]
     return WeightScheme(f"{asked}, quantized while loading", linear, expert, pads_experts=asked == "mxfp4")
 

@@ -87,7 +87,7 @@ def find_in_catalogue(name: str) -> CatalogueRow | None:
     return catalogue_row(found[0]) if len(found) == 1 else None
 
 
-def load_model(name: str, *, offline: bool = False) -> ModelConfig:
+def load_config(name: str, *, offline: bool = False) -> ModelConfig:
     """The config of a model given as a file, a directory, a hub id or a catalogue name.
 
     ConfigError says where it was looked for and what would be accepted. `offline`: never ask the hub.

@@ -27,6 +27,8 @@ COUNTED_TOWERS: dict[str, int] = {
 GATED = (
     "qwen2_5_vl", "qwen2_5_omni_vision_encoder", "gemma4_vision", "glm4v_vision", "glm4v_moe_vision", "pixtral",
 )  # fmt: skip
+# Towers that every rank holds whole: their classes are those of transformers, which know nothing of ranks.
+REPLICATED = ("gemma4_vision", "gemma4_audio")
 # Towers whose feed-forward parts are as wide as their output, and whose merger is a feed-forward part.
 WIDE_MERGERS = ("glm4v_vision", "glm4v_moe_vision")
 
@@ -60,18 +62,19 @@ def tower(config: ModelConfig, name: str, section: JSON) -> Iterator[Weight]:
         return
     if kind in WIDE_MERGERS:
         sizes = {**sizes, "intermediate_size": integer(sizes, "out_hidden_size"), "merger": first(sizes, INNER)}
-    yield from stack(name, sizes, gated=kind in GATED or config.outer_type in GATED)
+    parts = WHOLE if kind in REPLICATED else ANY
+    yield from stack(name, sizes, gated=kind in GATED or config.outer_type in GATED, parts=parts)
     joined = integer(sizes, "projector") or projector(config, sizes)
-    yield Weight(f"{name}.projector", joined, FIRST_STAGE, ANY)
+    yield Weight(f"{name}.projector", joined, FIRST_STAGE, parts)
 
 
-def stack(name: str, sizes: JSON, *, gated: bool) -> Iterator[Weight]:
-    """A stack of transformer layers, with its patch embedding."""
+def stack(name: str, sizes: JSON, *, gated: bool, parts: int = ANY) -> Iterator[Weight]:
+    """A stack of transformer layers, with its patch embedding. `parts`: into how many it can be divided."""
     width, depth = first(sizes, WIDTHS), first(sizes, DEPTHS)
     inner = first(sizes, INNER) or width * (integer(sizes, "mlp_ratio") or 4)
     attention = integer(sizes, "qkv_hidden_size") or width
     layer = 4 * width * attention + (3 if gated else 2) * width * inner
-    yield Weight(f"{name}.layers", depth * layer, FIRST_STAGE, ANY)
+    yield Weight(f"{name}.layers", depth * layer, FIRST_STAGE, parts)
     patch = integer(sizes, "patch_size")
     frames = integer(sizes, "temporal_patch_size") or 1
     table = integer(sizes, "num_position_embeddings") or integer(sizes, "max_source_positions")

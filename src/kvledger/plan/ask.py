@@ -6,22 +6,20 @@ from dataclasses import dataclass, field, replace
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.config import with_overrides
 from kvledger.models.facts import ModelFacts, model_facts
-from kvledger.models.sources import load_model
+from kvledger.models.sources import load_config
 from kvledger.plan.counts import parse_count, parse_length, parse_number
 from kvledger.plan.gpus import BY_SIZE, Gpu, custom_gpu, find_gpu
-from kvledger.plan.logs import LogFacts
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, PlanRequest, make_plan
 from kvledger.plan.refusal import Refusal, RefusedError
-from kvledger.plan.versions import NEWEST_VERSION, VERSIONS, unknown_class_note, version_rules
+from kvledger.plan.versions import NEWEST_VERSION, unknown_class_note, version_rules
 from kvledger.plan.ways_out import ways_out
 
 # The card that decides defaults where the memory is given and no card is.
 DEFAULT_GPU = "H100"
 # Where the kernels of compressed latents (DeepSeek-V4) run.
 COMPRESSED_CAPABILITIES = (9, 10)
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Asked:
     """A question: model, cards (comma-separated), release, options, measured memory.
 
     `unmodelled`: options that matter and are not counted. `given`: names of those that the user gave, whatever their
-    value.
+    value. `card`: the card where none is named. `stages`: measured memory of each pipeline stage, where they differ.
     """
 
     model: str | None
@@ -41,6 +39,8 @@ class Asked:
     unmodelled: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     hf_overrides: Mapping[str, object] = field(default_factory=dict)
+    card: Gpu | None = None
+    stages: tuple[MeasuredMemory, ...] = ()
 
 
 def build_request(asked: Asked) -> PlanRequest:
@@ -48,7 +48,7 @@ def build_request(asked: Asked) -> PlanRequest:
     if asked.model is None:
         raise ConfigError("MODEL is missing: give a config.json, a directory, a hub id or a bundled name")
     cards = asked_cards(asked)
-    config = load_model(asked.model)
+    config = load_config(asked.model)
     if asked.hf_overrides:
         config = with_overrides(config, asked.hf_overrides)
     facts = model_facts(config)
@@ -58,12 +58,14 @@ def build_request(asked: Asked) -> PlanRequest:
     note = unknown_class_note(rules, config.architecture)
     if note:
         config.note(note)
-    return PlanRequest(facts, asked.options, cards, rules, (asked.measured,))
+    return PlanRequest(facts, asked.options, cards, rules, asked.stages or (asked.measured,))
 
 
 def asked_cards(asked: Asked) -> tuple[Gpu, ...]:
     """The card of each pipeline stage, or one for all. ConfigError where nothing says how much memory there is."""
     given = asked.measured.total_bytes
+    if asked.gpu is None and asked.card is not None:
+        return (asked.card,)
     if asked.gpu is None and given is not None:
         return (custom_gpu(given),)
     has_memory = asked.options.kv_cache_memory_bytes is not None or asked.measured.available_bytes is not None
@@ -83,12 +85,14 @@ def asked_cards(asked: Asked) -> tuple[Gpu, ...]:
 def card_notes(asked: Asked, cards: tuple[Gpu, ...], facts: ModelFacts) -> list[str]:
     """What is assumed of the cards, and where they may not do."""
     notes = []
-    if asked.gpu is None and asked.measured.total_bytes is None:
+    if asked.gpu is None and asked.card is None and asked.measured.total_bytes is None:
         notes.append(f"no --gpu: batch sizes and kernels are those of an {DEFAULT_GPU}")
     for card in dict.fromkeys(cards):
         capability = card.compute_capability
         if card.source == BY_SIZE:
             notes.append(f"{card.name}: kernels are those of compute capability {capability}; --gpu names one")
+        elif card.is_processor:
+            notes.append("a CPU server: its memory is the host's; batch sizes and blocks are those of vLLM on CPUs")
         elif not capability:
             notes.append(f"{card.name} is planned with the rules of CUDA cards: its own kernels may want other blocks")
         elif facts.is_compressed and int(capability) not in COMPRESSED_CAPABILITIES:
@@ -126,8 +130,12 @@ SWEEP_DEFAULTS = {
     "kv-cache-dtype": "auto,fp8",
     "block-size": "16,32,64,128",
     "max-num-batched-tokens": "2048,4096,8192,16384",
+    "max-num-seqs": "64,128,256,512,1024",
 }
 SHORT_KEYS = {
+    "card": "gpu",
+    "cards": "gpu",
+    "gpus": "gpu",
     "tp": "tensor-parallel-size",
     "pp": "pipeline-parallel-size",
     "length": "max-model-len",
@@ -161,6 +169,7 @@ def swept(asked: Asked, key: str, value: str) -> Asked:
         ),
         "kv-cache-dtype": lambda: replace(options, kv_cache_dtype=value),
         "block-size": lambda: replace(options, block_size=parse_count("--block-size", value)),
+        "max-num-seqs": lambda: replace(options, max_num_seqs=parse_count("--max-num-seqs", value)),
         "max-num-batched-tokens": lambda: replace(
             options, max_num_batched_tokens=parse_count("--max-num-batched-tokens", value)
         ),
@@ -180,57 +189,3 @@ def run_sweep(asked: Asked, sweep: Sweep) -> list[tuple[str, Plan | Refusal]]:
         except RefusedError as refused:
             rows.append((value, refused.refusal))
     return rows
-
-
-def asked_by_log(asked: Asked, facts: LogFacts) -> Asked:
-    """The question that a log answers: its options, where the command line does not give them."""
-    options = asked.options
-    defaults = EngineOptions()
-
-    def pick(given: int, default: int, logged: int | None) -> int:
-        return logged if logged is not None and given == default else given
-
-    tensor = pick(options.tensor_parallel_size, defaults.tensor_parallel_size, facts.tensor_parallel_size)
-    stages = pick(options.pipeline_parallel_size, defaults.pipeline_parallel_size, facts.pipeline_parallel_size)
-    options = replace(
-        options,
-        max_model_len=options.max_model_len or facts.max_model_len,
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=stages,
-        max_num_batched_tokens=options.max_num_batched_tokens or facts.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs or facts.max_num_seqs,
-        dtype=logged_text(options.dtype, facts.dtype, ("bfloat16", "float16", "float32")),
-        kv_cache_dtype=logged_text(options.kv_cache_dtype, facts.kv_cache_dtype, ("fp8", "fp8_e4m3", "fp8_e5m2")),
-        gpu_memory_utilization=facts.gpu_memory_utilization or options.gpu_memory_utilization,
-        enforce_eager=options.enforce_eager or bool(facts.enforce_eager),
-        enable_prefix_caching=(
-            facts.enable_prefix_caching if options.enable_prefix_caching is None else options.enable_prefix_caching
-        ),
-    )
-    measured = replace(asked.measured, available_bytes=logged_bytes(facts.available_gib))
-    version, remarks = logged_version(asked, facts)
-    return replace(
-        asked,
-        model=asked.model or facts.model,
-        vllm_version=version,
-        options=options,
-        measured=measured,
-        remarks=remarks,
-    )
-
-
-def logged_text(given: str, logged: str | None, known: tuple[str, ...]) -> str:
-    return logged if given == "auto" and logged in known else given
-
-
-def logged_bytes(gib: float | None) -> int | None:
-    return None if gib is None else int(gib * GIB)
-
-
-def logged_version(asked: Asked, facts: LogFacts) -> tuple[str, tuple[str, ...]]:
-    """The rules to plan with: the log's release where it is modelled, else the nearest, with a remark."""
-    release = ".".join((facts.version or "").split(".")[:2])
-    if release in VERSIONS or not facts.version:
-        return release or asked.vllm_version or NEWEST_VERSION, asked.remarks
-    remark = f"vLLM {facts.version} is not modelled release by release: planned with the rules of 0.32"
-    return "0.32", (*asked.remarks, remark)

@@ -16,7 +16,8 @@ from typing import Final
 
 from kvledger.errors import wrong_value
 
-_LETTERS: Final = {
+# A letter behind a number, as vLLM counts it.
+SUFFIXES: Final = {
     "": 1,
     "k": 10**3,
     "m": 10**6,
@@ -79,7 +80,7 @@ def parse_number(option: str, text: str) -> float:
 def _parse(option: str, text: str, units: dict[str, int], problem: str, fix: str) -> Fraction:
     match = _NUMBER.fullmatch(text.strip()) if len(text) <= _MAX_LENGTH else None
     unit = match.group(2) if match else ""
-    factor = _LETTERS.get(unit, units.get(unit.lower()))
+    factor = SUFFIXES.get(unit, units.get(unit.lower()))
     if match is None or factor is None:
         problem = "less than nothing" if re.match(r"\s*-[0-9]", text) else problem
         raise wrong_value(option, text[:_MAX_LENGTH], problem, fix)

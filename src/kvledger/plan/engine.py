@@ -54,7 +54,19 @@ BATCH_DEFAULTS = (
 )
 
 
-def batch_defaults(gpu: Gpu) -> BatchDefaults:
+# CPU servers: batches for each rank of a server, half of those of the LLM class, and blocks.
+PROCESSOR_TOKENS, PROCESSOR_SEQS = 2048, 128
+PROCESSOR_BLOCK, PROCESSOR_LATENT_BLOCK = 128, 16
+
+# A video of Gemma 4: 32 frames of 70 tokens, two markers and a time stamp of six.
+GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
+
+
+def batch_defaults(gpu: Gpu, options: EngineOptions) -> BatchDefaults:
+    if gpu.is_processor:
+        ranks = options.world_size
+        seqs = PROCESSOR_SEQS if options.entry_point == "server" else 2 * PROCESSOR_SEQS
+        return BatchDefaults(0, PROCESSOR_TOKENS * ranks, 2 * PROCESSOR_TOKENS * ranks, seqs * ranks)
     if "a100" in gpu.name.lower() and gpu.total_bytes < 160 * GIB:
         return BATCH_DEFAULTS[-1]
     return next(row for row in BATCH_DEFAULTS if gpu.total_bytes >= row.at_least_gib * GIB)
@@ -71,7 +83,7 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
     origins["dtype"] = "--dtype" if options.dtype != "auto" else f"checkpoint ({facts.checkpoint_dtype})"
     cache_dtype = kv_cache_dtype(facts, options, gpu, origins)
     caching = prefix_caching(facts, options, origins)
-    batched, seqs = batch_sizes(options, length, gpu, origins)
+    batched, seqs = batch_sizes(options, length, gpu, origins, largest_item(facts))
     in_flight = batched * concurrent_batches(options)
     origins["max_in_flight_tokens"] = f"{concurrent_batches(options)} batches in flight * max_num_batched_tokens"
     try:
@@ -79,7 +91,7 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
     except NoBackendError as error:
         raise RefusedError(NO_BACKEND, str(error)) from None
     cache = CacheSettings(
-        base_block_size(facts, options, backend, origins),
+        base_block_size(facts, options, gpu, backend, origins),
         options.tensor_parallel_size,
         element_type(cache_dtype, dtype),
         dtype,
@@ -205,9 +217,17 @@ def prefix_caching(facts: ModelFacts, options: EngineOptions, origins: dict[str,
     return not (only_states or facts.is_encoder_decoder)
 
 
-def batch_sizes(options: EngineOptions, length: int, gpu: Gpu, origins: dict[str, str]) -> tuple[int, int]:
-    """max_num_batched_tokens and max_num_seqs."""
-    row = batch_defaults(gpu)
+def largest_item(facts: ModelFacts) -> int:
+    """Tokens of the largest image or video where one must fit in a step, because its tokens see both ways; else 0."""
+    is_video = facts.config.outer_type == "gemma4" and facts.attends_both_ways_to_images
+    return GEMMA4_VIDEO_TOKENS if is_video else 0
+
+
+def batch_sizes(
+    options: EngineOptions, length: int, gpu: Gpu, origins: dict[str, str], item: int = 0
+) -> tuple[int, int]:
+    """max_num_batched_tokens and max_num_seqs. `item`: tokens that must fit in one step."""
+    row = batch_defaults(gpu, options)
     factor = 2 if options.performance_mode == "throughput" else 1
     seqs = options.max_num_seqs or row.max_num_seqs * factor
     if options.max_num_batched_tokens is not None:
@@ -221,7 +241,9 @@ def batch_sizes(options: EngineOptions, length: int, gpu: Gpu, origins: dict[str
             # A whole prompt must fit in a step.
             default = max(length, default)
             origins["max_num_batched_tokens"] += ", at least max_model_len without chunked prefill"
-        batched = min(seqs * length, default)
+        if item > default:
+            origins["max_num_batched_tokens"] = f"one video of {item:,} tokens must fit in a step"
+        batched = min(seqs * length, max(default, item))
     return batched, min(seqs, batched) if options.max_num_seqs is None else seqs
 
 
@@ -230,8 +252,13 @@ def concurrent_batches(options: EngineOptions) -> int:
     return options.pipeline_parallel_size + (1 if options.async_scheduling else 0)
 
 
-def base_block_size(facts: ModelFacts, options: EngineOptions, backend: Backend, origins: dict[str, str]) -> int:
+def base_block_size(
+    facts: ModelFacts, options: EngineOptions, gpu: Gpu, backend: Backend, origins: dict[str, str]
+) -> int:
     """Tokens per block before states make it larger: as asked, else what the kernels prefer."""
+    if gpu.is_processor and options.block_size is None:
+        origins["block_size"] = "default on CPUs"
+        return PROCESSOR_LATENT_BLOCK if is_latent(facts) else PROCESSOR_BLOCK
     if options.block_size is None:
         origins["block_size"] = f"preferred by {backend.name}"
         return backend.preferred

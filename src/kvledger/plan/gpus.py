@@ -40,6 +40,12 @@ USUAL: dict[str, str] = {
 }
 
 
+PROCESSOR = "CPU"
+# Words in the names of cards that share the machine's memory, and of those of desks and workstations.
+UNIFIED = ("GB10", "Spark", "Thor", "Orin", "Strix", "Apple")
+WORKSTATION = ("RTX", "GeForce", "PCIe")
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One card. `total_bytes`: what CUDA reports, which the utilization is a share of; its range where it varies.
@@ -57,6 +63,21 @@ class Gpu:
     sourced: bool
     bandwidth_bytes_s: float = 0.0
     peak_flops: float = 0.0
+
+    @property
+    def shares_memory(self) -> bool:
+        """Processor and card have one memory."""
+        return any(word in self.name for word in UNIFIED)
+
+    @property
+    def is_processor(self) -> bool:
+        """A CPU server instead of a card."""
+        return self.name == PROCESSOR
+
+    @property
+    def is_datacenter(self) -> bool:
+        """Cards of a server are joined by NVLink; workstation cards are not."""
+        return self.name.startswith("NVIDIA") and not any(word in self.name for word in WORKSTATION)
 
 
 @cache
@@ -122,6 +143,16 @@ def custom_gpu(total_bytes: int, low: int = 0, high: int = 0) -> Gpu:
         BY_SIZE,
         sourced=True,
     )
+
+
+def processor(total_bytes: int) -> Gpu:
+    """A CPU server with that much memory on a node."""
+    return Gpu(PROCESSOR, total_bytes, total_bytes, total_bytes, 0.0, "the log", sourced=True)
+
+
+def cards_of_total(total_bytes: int) -> list[Gpu]:
+    """Cards of the table that report that much memory, as it is rounded in a log."""
+    return [gpu for gpu in gpus() if gpu.low_bytes - MIB * 16 <= total_bytes <= gpu.high_bytes + MIB * 16]
 
 
 def gpu_of_size(box_gb: float) -> Gpu:

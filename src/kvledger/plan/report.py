@@ -11,13 +11,14 @@ from kvledger.plan.explain import explain
 from kvledger.plan.gpus import GIB, MIB
 from kvledger.plan.granularity import reuse_step
 from kvledger.plan.layout import WORTH_MORE_GROUPS, LayoutChoice, LayoutComparison
-from kvledger.plan.logs import LogCheck
+from kvledger.plan.log_checks import LogCheck
 from kvledger.plan.memory import MemoryBudget
+from kvledger.plan.need import Answer, command
 from kvledger.plan.plan import Plan
 from kvledger.plan.pool import blocks_of_group, capacity_lines
 from kvledger.plan.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
 from kvledger.plan.request import RequestHolding
-from kvledger.plan.view import PlanView, block_range, group_words
+from kvledger.plan.view import PlanView, WhatIf, block_range, group_words
 
 BAR_WIDTH = 60
 # One letter and one colour for each part of the bar, so it reads without colour too.
@@ -51,6 +52,8 @@ def plan_report(view: PlanView, *, with_steps: bool) -> Group:
         parts.append(layout_table(view.layouts))
     if view.checks:
         parts.append(checks_table(view.checks))
+    if view.what_if is not None:
+        parts.append(what_if_table(view.what_if, view.plan))
     if with_steps:
         parts.append(steps_table(view.plan))
     if view.plan.error is not None:
@@ -239,6 +242,12 @@ def checks_table(checks: tuple[LogCheck, ...]) -> RenderableType:
     return Padding(table, (1, 0))
 
 
+def what_if_table(what_if: WhatIf, plan: Plan) -> RenderableType:
+    """The log's engine beside the changed one."""
+    changes = Text("from the log: " + ", ".join(what_if.changes), style="bold")
+    return Padding(Group(changes, sweep_table("", [("the log", what_if.before), ("what if", plan)])), (0, 0, 1, 0))
+
+
 def steps_table(plan: Plan) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("step", "from", "gives"):
@@ -306,3 +315,37 @@ def sweep_table(key: str, rows: list[tuple[str, Plan | Refusal]]) -> Table:
             verdict,
         )
     return table
+
+
+def need_table(answers: Sequence[Answer]) -> RenderableType:
+    """One line for each card, and the command of the first."""
+    need = answers[0].need
+    has_prices = any(answer.price is not None for answer in answers)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("card")
+    for title in ("cards", "tp x pp x dp", "blocks", "longest", "users", "at least", "margin"):
+        table.add_column(title, justify="right", no_wrap=True)
+    if has_prices:
+        table.add_column("price", justify="right")
+    for answer in answers:
+        options = answer.plan.request.options
+        sizes = (options.tensor_parallel_size, options.pipeline_parallel_size, answer.replicas)
+        row: list[RenderableType] = [
+            answer.card,
+            f"{answer.num_cards}",
+            " x ".join(map(str, sizes)),
+            f"{answer.plan.num_blocks:,}",
+            f"{answer.longest:,}",
+            f"{answer.users:,}",
+            Text(f"{answer.surely:,}", "green" if answer.surely >= need.users else "yellow"),
+            f"{answer.margin:.0%}",
+        ]
+        if has_prices:
+            row.append("" if answer.price is None else f"{answer.price:,.2f}")
+        table.add_row(*row)
+    name = answers[0].plan.facts.name
+    asked = Text(f"{name}: {need.users:,} users at a time, {need.context:,} tokens each\n", style="bold")
+    legend = (
+        "blocks and longest: of a replica; users: that fit at a time; at least: at the low end of the memory estimate"
+    )
+    return Group(asked, table, Text(f"\n{legend}\n{command(answers[0])}", style="bright_black"))

@@ -18,19 +18,10 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from kvledger.errors import ConfigError, wrong_value
+from kvledger.plan.counts import SUFFIXES
 
 TABLE: Final = "data/vllm_options.tsv"
 EFFECTS: Final = "data/option_effects.txt"
-_SUFFIXES: Final = {
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "K": 1 << 10,
-    "M": 1 << 20,
-    "G": 1 << 30,
-    "T": 1 << 40,
-}
 
 
 @dataclass(frozen=True)
@@ -134,7 +125,7 @@ def count(text: str) -> int:
     if match is None:
         return int(text)
     number, letter = match.groups()
-    return int(float(number) * _SUFFIXES[letter]) if letter.islower() else int(number) * _SUFFIXES[letter]
+    return int(float(number) * SUFFIXES[letter]) if letter.islower() else int(number) * SUFFIXES[letter]
 
 
 def length(text: str) -> int:

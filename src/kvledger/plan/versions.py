@@ -27,6 +27,8 @@ NEWEST_VERSION = "0.33"
 # From this release on, the start-up log prints concurrency * max_model_len as the cache's tokens; before, whole blocks
 # of one group.
 TOKENS_BY_CONCURRENCY_SINCE = (0, 20)
+# From this release on, the estimate of CUDA graphs is taken off the cache.
+GRAPHS_TAKEN_OFF_SINCE = (0, 21)
 
 
 def version_rules(name: str) -> VersionRules:
@@ -63,9 +65,21 @@ def gdn_checkpoint_step(rules: VersionRules, compute_capability: float, key_head
     return rules.gdn_checkpoint_step if runs else 0
 
 
-def tokens_by_concurrency(version: str | None) -> bool | None:
-    """Which of the two token figures a release prints; None when the version is not stated or not a release."""
+def release_of(version: str | None) -> tuple[int, int] | None:
+    """(0, 33) of v0.33.1; None when it is not stated or not a release."""
     parts = (version or "").removeprefix("v").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         return None
-    return (int(parts[0]), int(parts[1])) >= TOKENS_BY_CONCURRENCY_SINCE
+    return int(parts[0]), int(parts[1])
+
+
+def tokens_by_concurrency(version: str | None) -> bool | None:
+    """Which of the two token figures a release prints; None when the version is not stated or not a release."""
+    release = release_of(version)
+    return None if release is None else release >= TOKENS_BY_CONCURRENCY_SINCE
+
+
+def graphs_are_taken_off(version: str | None) -> bool:
+    """Whether that release takes CUDA graphs off the cache; one that is not stated is taken for a new one."""
+    release = release_of(version)
+    return release is None or release >= GRAPHS_TAKEN_OFF_SINCE

@@ -6,24 +6,34 @@ from dataclasses import dataclass, fields
 from kvledger.core.groups.spec import KVCacheGroupSpec, KVCacheSpec
 from kvledger.plan.granularity import ReuseStep, reuse_step
 from kvledger.plan.layout import LayoutComparison
-from kvledger.plan.logs import LogCheck
-from kvledger.plan.memory import Term
+from kvledger.plan.log_checks import LogCheck
 from kvledger.plan.plan import Plan
 from kvledger.plan.pool import blocks_of_group
 from kvledger.plan.refusal import Refusal
 from kvledger.plan.request import RequestHolding, request_holding
+from kvledger.plan.terms import Term
 from kvledger.plan.work import JSONValue, step_work
 
 KIND_WORDS = {
     "FullAttentionSpec": "full attention",
     "SinkFullAttentionSpec": "full attention with sink",
+    "HostResidentSpec": "full attention in host memory",
     "SlidingWindowSpec": "sliding window",
     "ChunkedLocalAttentionSpec": "chunked local attention",
     "CrossAttentionSpec": "cross attention",
+    "CircularBufferSpec": "ring",
     "MLAAttentionSpec": "latent (MLA)",
     "SlidingWindowMLASpec": "latent, sliding window",
     "MambaSpec": "recurrent state",
 }
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The plan of a log that another was worked out from, and the options that differ."""
+
+    before: Plan
+    changes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class PlanView:
     checks: tuple[LogCheck, ...] = ()
     remarks: tuple[str, ...] = ()
     unmodelled: tuple[str, ...] = ()
+    what_if: WhatIf | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -180,6 +191,9 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
         answer["layout"] = layout_object(view.layouts)
     if view.checks:
         answer["log"] = [{**vars(check), "agrees": check.agrees} for check in view.checks]
+    if view.what_if is not None:
+        before = sweep_object("log", "as it started", view.what_if.before)
+        answer["what_if"] = {"changes": list(view.what_if.changes), "before": before}
     if plan.error is not None:
         answer["error"] = error_object(plan.error)
     return answer

@@ -38,7 +38,7 @@ def step_work(plan: Plan) -> dict[str, JSONValue]:
             num_routed += weight.params
             routed += size
     ranks = plan.request.options.tensor_parallel_size
-    total = ranks * sum(budget.terms[0].bytes for budget in plan.budgets)
+    total = ranks * sum(budget.weight_bytes for budget in plan.budgets)
     share = share_of_experts(config)
     return {
         "num_parameters": num_parameters,

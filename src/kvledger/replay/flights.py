@@ -28,7 +28,7 @@ _NOTHING: Final = -1
 class Flight:
     """One request from its arrival to its end."""
 
-    __slots__ = ("arrival", "last_token_time", "num_computed", "num_lost", "recorded", "request", "token")
+    __slots__ = ("arrival", "last_token_time", "num_computed", "recorded", "request", "token")
 
     def __init__(self, recorded: TraceRequest, request: Request, serial: int, arrival: float) -> None:
         self.recorded: Final = recorded
@@ -38,8 +38,6 @@ class Flight:
         self.token: Final = output_token(serial)
         # While it prefills: tokens computed so far.
         self.num_computed: int = 0
-        # Tokens that it had computed when it was last preempted.
-        self.num_lost: int = 0
         # None before its first token; kept up to date only when the request is preempted.
         self.last_token_time: float | None = None
 
@@ -149,12 +147,8 @@ class FlightBook:
         if flight is None:
             return
         self._is_stale = True
-        if self._prefilling.pop(request_id, None) is not None:
-            num_computed = flight.num_computed
-        else:
-            num_computed = flight.request.num_tokens - 1
+        if self._prefilling.pop(request_id, None) is None:
             flight.last_token_time = self._late.pop(request_id, self._previous_end)
-        flight.num_lost = max(flight.num_lost, num_computed)
 
     def _measure_local(self, output: SchedulerOutput) -> None:
         scheduled, computed = memoryview(output.num_scheduled_tokens), memoryview(output.num_computed_tokens)
@@ -182,8 +176,6 @@ class FlightBook:
             num_new = end - start
             self.num_prefill_tokens += num_new
             self.num_pairs += num_pairs(num_new, start) - (start + 1)
-            if start < flight.num_lost:
-                self._tally.num_recomputed_tokens += min(end, flight.num_lost) - start
             flight.num_computed = end
             if request.is_prefill_chunk:
                 self._num_silent += 1

@@ -1,21 +1,27 @@
 """The report of a replay for people: tables and small plots. `ReplayResult` is the one for machines."""
 
+from collections.abc import Sequence
 from os.path import basename
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from kvledger.replay.plot import bars, resample, stacked_bars
 from kvledger.replay.result import GroupResult, Percentiles, ReplayResult
 from kvledger.replay.tally import REFUSAL_TEXTS
-from kvledger.replay.why_report import missed_tables
+from kvledger.replay.why_missed import PART_WORDS, MoreBlocks, WhyMissed
 
 _PLOT_HEIGHT = 4
 _MAX_PLOT_WIDTH = 100
 _LABEL_WIDTH = 10
 _LIVE_COLOUR = "dodger_blue2"
 _CACHED_COLOUR = "dark_sea_green4"
+# Shares of the evicted tokens at which the table of larger pools has a line.
+_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+# Columns of an output that cuts nothing off.
+_UNLIMITED = 1000
 
 
 def print_report(result: ReplayResult, console: Console) -> None:
@@ -145,15 +151,14 @@ def _keeps(group: GroupResult) -> tuple[str, int, int, int]:
 
 def groups_held(groups: list[GroupResult]) -> Table:
     """What each group keeps, and the blocks of it that requests hold; of like groups, each."""
-    table = _columns("Groups: blocks held by requests", "group", "keeps")
-    for heading in ("layers", "tokens/block", "block", "mean", "p95", "peak"):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
-    for numbers, run in like_groups(groups):
+    numbers = ("layers", "tokens/block", "block", "mean", "p95", "peak")
+    table = _columns("Groups: blocks held by requests", ("group", "keeps"), numbers)
+    for ids, run in like_groups(groups):
         group = run[0]
         each = " each" if len(run) > 1 else ""
         held = [_mean([getattr(one.held_blocks, name) for one in run]) for name in ("mean", "p95", "peak")]
         table.add_row(
-            numbers,
+            ids,
             group.kind,
             f"{group.num_layers}{each}",
             f"{group.block_size:,}",
@@ -165,12 +170,11 @@ def groups_held(groups: list[GroupResult]) -> Table:
 
 def groups_hit(groups: list[GroupResult]) -> Table:
     """Table entries without a block, cached prefixes, and which group limited the hits."""
-    table = _columns("Groups: tables and hits", "group")
-    for heading in ("null entries", "cached blocks", "hits limited", "tokens lost"):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
-    for numbers, run in like_groups(groups):
+    numbers = ("null entries", "cached blocks", "hits limited", "tokens lost")
+    table = _columns("Groups: tables and hits", ("group",), numbers)
+    for ids, run in like_groups(groups):
         table.add_row(
-            numbers,
+            ids,
             f"{_mean([group.null_entries for group in run]):,.0f}",
             f"{_mean([group.num_cached_blocks for group in run]):,.0f}",
             f"{sum(group.num_limited_hits for group in run):,}",
@@ -179,10 +183,14 @@ def groups_hit(groups: list[GroupResult]) -> Table:
     return table
 
 
-def _columns(title: str, *left: str) -> Table:
+def _columns(title: str, left: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table with a title and columns under these headings: words to the left, numbers to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     for heading in left:
-        table.add_column(heading, header_style="dim", no_wrap=True)
+        # Words without a heading are labels.
+        table.add_column(heading, header_style="dim", style="" if heading else "dim", no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
     return table
 
 
@@ -215,6 +223,74 @@ def _run(result: ReplayResult) -> Table:
     return _table("Run", rows)
 
 
+def missed_tables(why: WhyMissed) -> Group:
+    """Where the prompts' tokens came from, what a larger pool would have kept, and a sentence."""
+    tables = [_parts(why)]
+    if why.more_blocks:
+        tables.append(_larger_pools(why))
+    lines: list[RenderableType] = [_SideBySide(tables), Text(why.summary, style="bold")]
+    if why.num_forgotten_evictions:
+        words = f"What was evicted more than {why.num_remembered_evictions:,} evictions ago counts as never seen: "
+        lines.append(Text(words + "--remember-evictions tells them apart.", style="dim"))
+    return Group(*lines)
+
+
+class _SideBySide:
+    """Tables in a row, or one below the other where the output is too narrow for all of their numbers."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        self._tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        row = Table.grid(padding=(0, 4, 0, 0))
+        row.add_row(*self._tables)
+        # What the row takes when nothing limits it: a table shortens its columns to what it is offered.
+        wanted = Measurement.get(console, options.update(width=_UNLIMITED), row).maximum
+        if wanted <= options.max_width:
+            yield row
+            return
+        for number, table in enumerate(self._tables):
+            if number:
+                yield Text()
+            yield table
+
+
+def _parts(why: WhyMissed) -> Table:
+    table = _columns("Why did it miss", ("",), ("prompt tokens", "share"))
+    for part, words in PART_WORDS.items():
+        num_tokens = why.tokens[part]
+        if num_tokens == 0:
+            continue
+        table.add_row(words, f"{num_tokens:,}", f"{num_tokens / why.num_tokens:.2%}")
+        if part == "limited_by_group":
+            for group_id, num_limited in enumerate(why.limited_by_group):
+                if num_limited:
+                    table.add_row(f"  not by group {group_id}", f"{num_limited:,}", "")
+    table.add_row("all", f"{why.num_tokens:,}", "100.00%", style="dim")
+    return table
+
+
+def _larger_pools(why: WhyMissed) -> Table:
+    table = _columns("A larger pool", ("",), ("tokens kept", "hit rate", "of evicted"))
+    for point in larger_pools(why):
+        share = point.num_tokens / why.tokens["evicted"]
+        table.add_row(
+            f"{point.num_blocks:,} more blocks", f"{point.num_tokens:,}", f"{point.token_hit_rate:.2%}", f"{share:.0%}"
+        )
+    return table
+
+
+def larger_pools(why: WhyMissed) -> list[MoreBlocks]:
+    """The smallest pools that keep certain shares of what was evicted."""
+    evicted = why.tokens["evicted"]
+    points: list[MoreBlocks] = []
+    for share in _SHARES:
+        point = next(point for point in why.more_blocks if point.num_tokens >= share * evicted)
+        if point not in points:
+            points.append(point)
+    return points
+
+
 def _waits(result: ReplayResult) -> Table:
     table = Table(title="Why did it wait", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     # Reasons are sentences: in a narrow output they go on in a second line, so that the numbers stay whole.
@@ -229,16 +305,13 @@ def _waits(result: ReplayResult) -> Table:
 
 
 def _latency(result: ReplayResult) -> Table:
-    table = Table(title="Latency, simulated", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    table = _columns("Latency, simulated", ("",), ("mean", "p50", "p90", "p95", "p99", "max"))
     for label, figures in (
         ("time to first token", result.ttft_seconds),
         ("between tokens", result.inter_token_seconds),
     ):
         if figures is not None:
-            table.add_row(Text(label, style="dim"), *_durations(figures))
+            table.add_row(label, *_durations(figures))
     return table
 
 

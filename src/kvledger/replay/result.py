@@ -3,7 +3,6 @@
 import msgspec
 
 from kvledger.replay.why_missed import WhyMissed
-from kvledger.replay.why_waited import WaitTime
 
 
 class PrefixCacheResult(msgspec.Struct):
@@ -77,6 +76,15 @@ class GroupResult(msgspec.Struct):
     num_cached_blocks: int
     num_limited_hits: int
     num_lost_tokens: int
+
+
+class WaitTime(msgspec.Struct):
+    """What one reason cost: requests times the simulated seconds of the steps that gave them nothing for it."""
+
+    reason: str
+    words: str
+    request_seconds: float
+    request_steps: int
 
 
 class ReplayResult(msgspec.Struct):

@@ -20,7 +20,7 @@ from kvledger.replay.meters import EvictionMeter
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.step_time import StepTimeModel
 from kvledger.replay.tally import OUTGREW_POOL, Progress, Tally
-from kvledger.scheduler import RequestOutput, Scheduler, SchedulerOutput, SchedulingPolicy
+from kvledger.scheduler import RequestAccounting, RequestOutput, Scheduler, SchedulerOutput, SchedulingPolicy
 from kvledger.traces.arrivals import Arrivals
 from kvledger.traces.prompts import PromptMaker
 from kvledger.traces.trace_request import TraceRequest
@@ -48,7 +48,8 @@ class ScheduledReplay:
         self._check: Final = config.check
         self._events: Final = config.events
         self._manager: Final = manager
-        self._scheduler: Final = Scheduler(manager, config.scheduler)
+        self._accounting: Final = RequestAccounting(manager)
+        self._scheduler: Final = Scheduler(manager, config.scheduler, accounting=self._accounting)
         self._tally: Final = Tally(config, manager, evictions, _TIMELINE_INTERVAL_SECONDS)
         self._book: Final = FlightBook(self._scheduler, self._tally, step_time.reaches)
         by_priority = config.scheduler.policy is SchedulingPolicy.PRIORITY
@@ -86,6 +87,7 @@ class ScheduledReplay:
         if self._log is not None:
             self._log.close()
         tally.num_preemptions = scheduler.num_preemptions
+        tally.num_recomputed_tokens = self._accounting.totals().num_recomputed_tokens
         tally.simulated_seconds = self._now
         tally.timeline.end(self._manager.occupancy())
         return tally.result("scheduled", perf_counter() - started)

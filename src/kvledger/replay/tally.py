@@ -9,11 +9,9 @@ from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.core.units import cdiv
 from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.group_meter import GroupMeter
-from kvledger.replay.meters import EvictionMeter, TimelineMeter, WeightedSamples
+from kvledger.replay.meters import EvictionMeter, GroupMeter, TimelineMeter, WaitMeter, WeightedSamples
 from kvledger.replay.result import PrefixCacheResult, ReplayResult, Usage
 from kvledger.replay.why_missed import WhyMissed, why_missed
-from kvledger.replay.why_waited import WaitMeter
 
 # Called now and then with the numbers of requests done and arrived.
 Progress = Callable[[int, int], None]

@@ -13,7 +13,7 @@ from kvledger import KVCacheManager
 from kvledger.engine import Drafter, Engine, NewTokens, OnStep
 from kvledger.engine.draft_verification import verify_drafts
 from kvledger.engine.sampling_params import SamplingParams
-from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
+from kvledger.scheduler import RequestAccounting, Scheduler, SchedulerConfig, SchedulerOutput
 from tests.helpers import ledger
 
 Language = Callable[[Sequence[int]], int]
@@ -104,6 +104,7 @@ class Stage:
         caching: bool = True,
         eos_token_ids: Sequence[int] = (),
         on_step: OnStep | None = None,
+        accounts: bool = True,
     ) -> None:
         self.language = language
         self.manager: KVCacheManager = ledger(usable, block_size, max_model_len, enable_caching=caching)
@@ -114,7 +115,7 @@ class Stage:
         )
         self.worker = Storyteller(language, block_size)
         self.engine = Engine(
-            Scheduler(self.manager, config),
+            Scheduler(self.manager, config, accounting=RequestAccounting(self.manager) if accounts else None),
             self.worker,
             drafter=drafter,
             eos_token_ids=eos_token_ids,

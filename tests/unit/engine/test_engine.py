@@ -70,6 +70,29 @@ def test_preempted_requests_come_back_and_tell_the_same() -> None:
         assert stage.heard[f"{number}"] == stage.told([100 * number, *range(10)], 18)
 
 
+def test_recomputed_tokens_are_those_of_the_accounts() -> None:
+    stage = Stage(usable=4, block_size=4, max_model_len=16)
+    stage.add("a", [*range(100, 108)], max_tokens=3)
+    stage.add("b", [*range(200, 205)], max_tokens=3)
+    stage.run()
+    # b computed its prompt of 5 and lost it to a's ninth token. It came back with one token more, found its first block
+    # and computed the fifth token again; the sixth was computed for the first time.
+    stats = stage.engine.stats
+    assert (stats.num_preemptions, stats.num_lost_tokens) == (1, 5)
+    assert (stats.num_resumed_hit_tokens, stats.num_recomputed_tokens) == (4, 1)
+
+
+def test_without_accounts_what_they_know_is_none() -> None:
+    stage = Stage(accounts=False)
+    stage.add("a", 5)
+    stage.run()
+    told = stage.engine.stats.as_dict()
+    assert {name for name, value in told.items() if value is None} == {
+        *("num_lost_tokens", "num_recomputed_tokens", "num_drafts", "num_accepted_drafts", "acceptance_rate")
+    }
+    assert (told["num_requests"], told["num_generated_tokens"]) == (1, 8)
+
+
 def test_stop_tokens_and_the_models_end_end_a_request() -> None:
     stage = Stage(chanting, eos_token_ids=[14])
     stage.add("model", [1], max_tokens=9)

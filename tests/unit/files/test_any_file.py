@@ -28,7 +28,7 @@ from kvledger.plan.counts import parse_bytes, parse_count, parse_counts, parse_l
 from kvledger.traces.lines import MAX_LINE_BYTES
 from tests.conftest import LONG
 from tests.unit.files.mangle import broken_bytes, mangled, mangled_lines
-from tests.unit.replay.traces import AZURE_HEADER, agent_request, mooncake, session, write
+from tests.unit.traces.recordings import AZURE_HEADER, agent_request, mooncake, session, write
 
 SMALL_ENGINE = ["--num-blocks", "30", "--block-size", "16", "--hash", "none", "--json"]
 

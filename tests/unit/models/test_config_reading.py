@@ -19,7 +19,7 @@ from kvledger.models.layers import (
     Mamba1State,
     ShortConvState,
 )
-from kvledger.models.sources import catalogue, find_in_catalogue, load_model
+from kvledger.models.sources import catalogue, find_in_catalogue, load_config
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -244,31 +244,31 @@ def test_file_directory_and_side_files(tmp_path: Path) -> None:
         )
     )
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 12345}}))
-    config = load_model(str(tmp_path))
+    config = load_config(str(tmp_path))
     assert config.index_bytes == 12345
     made = model_facts(config)
     assert made.kv_scheme is not None
     assert made.kv_scheme.dtype == "fp8_e4m3"
-    assert load_model(str(tmp_path / "config.json")).source.endswith("config.json")
+    assert load_config(str(tmp_path / "config.json")).source.endswith("config.json")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "{}"])
 def test_broken_file_says_what_it_needs(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
-        load_model(str(tmp_path))
+        load_config(str(tmp_path))
 
 
 def test_unknown_name_says_what_is_accepted_and_what_is_near() -> None:
     with pytest.raises(ConfigError, match=r"no such file.*Qwen3"):
-        load_model("Qwen3-99B")
+        load_config("Qwen3-99B")
     with pytest.raises(ConfigError, match="not in the bundled catalogue"):
-        load_model("nobody/Nothing-1B", offline=True)
+        load_config("nobody/Nothing-1B", offline=True)
 
 
 def test_catalogue_rows_have_a_source_and_a_grade() -> None:
     rows = list(catalogue())
-    assert len(rows) >= 143
+    assert len(rows) >= 197
     assert all(row.source and row.grade for row in rows)
 
 
@@ -280,4 +280,4 @@ def test_catalogue_finds_names_in_either_spelling() -> None:
 
 
 def test_row_that_is_no_copy_is_marked() -> None:
-    assert any("not a copy" in note for note in load_model("openai-community/gpt2").notes)
+    assert any("not a copy" in note for note in load_config("openai-community/gpt2").notes)

@@ -3,8 +3,10 @@
 import pytest
 
 from kvledger.errors import ConfigError
-from kvledger.plan.ask import Asked, asked_by_log, build_request
-from kvledger.plan.logs import check_log, read_log
+from kvledger.plan.ask import Asked, build_request
+from kvledger.plan.from_log import asked_by_log
+from kvledger.plan.log_checks import check_log
+from kvledger.plan.logs import read_log
 from kvledger.plan.options import EngineOptions
 
 NEW = """
@@ -33,7 +35,7 @@ length is 31184. Try increasing `gpu_memory_utilization`
 
 def agreeing(text: str, model: str | None = None) -> dict[str, bool]:
     facts = read_log(text)
-    asked = asked_by_log(Asked(model, None, "0.33", EngineOptions()), facts)
+    asked = asked_by_log(Asked(model, None, "0.33", EngineOptions()), facts).start
     return {check.name: check.agrees for check in check_log(build_request(asked), facts)}
 
 
@@ -66,3 +68,9 @@ def test_number_that_differs_is_seen() -> None:
 def test_text_without_a_start_is_refused() -> None:
     with pytest.raises(ConfigError, match="Available KV cache memory"):
         read_log("INFO everything is fine")
+
+
+def test_a_rank_whose_number_is_none_is_named() -> None:
+    two_ranks = NEW.replace("took 25.48 GiB", "took 1.2.3 GiB") + "INFO Model loading took 25.48 GiB and 12.1 seconds\n"
+    with pytest.raises(ConfigError, match="the log has a line that cannot be read"):
+        read_log(two_ranks)

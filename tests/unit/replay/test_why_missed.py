@@ -8,11 +8,11 @@ from rich.console import Console
 
 from kvledger import MissConfig
 from kvledger.replay.config import ReplayConfig
+from kvledger.replay.report import larger_pools, missed_tables
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import SequentialReplay
 from kvledger.replay.why_missed import MoreBlocks, WhyMissed
-from kvledger.replay.why_report import larger_pools, missed_tables
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
 from kvledger.traces.trace_request import TraceRequest

@@ -8,8 +8,8 @@ from rich.console import Console
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.log import ReplayLog
 from kvledger.replay.report import print_report
+from kvledger.replay.result import WaitTime
 from kvledger.replay.scheduled import ScheduledReplay
-from kvledger.replay.why_waited import WaitTime
 from kvledger.scheduler import SchedulerConfig, WaitReason
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker

@@ -19,6 +19,7 @@ from kvledger.core.groups.policy import GroupPolicy
 from kvledger.core.groups.sliding_window import replay_ends
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import MambaSpec
+from kvledger.core.groups.state_offers import StateOffer, StateOffers
 from kvledger.core.requests.request import Request
 from kvledger.core.units import cdiv, round_down
 
@@ -46,6 +47,8 @@ class StateBlocks(GroupBlocks):
         self.checkpoint_index: int = 0
         # Where the tokens of an external source ended, and the state that came with them; 0: there were none.
         self.external_end: int = 0
+        # What shared_tail will be offered as once it is copied; None where it was a hit, or nobody asks.
+        self.own_tail: StateOffer | None = None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -60,6 +63,8 @@ class AlignedMambaManager(MambaManager):
         self._cached_this_step: set[bytes] = set()
         # {id of a block that this step's copies fill: where its state is until then}.
         self._moved_this_step: dict[int, KVCacheBlock] = {}
+        # None until somebody asks for them.
+        self.offers: StateOffers | None = None
 
     def make_held(self) -> GroupBlocks:
         return StateBlocks()
@@ -178,6 +183,11 @@ class AlignedMambaManager(MambaManager):
         self.pool.move_hashes(source, target)
         self.pool.touch([source])
         self._copies.order(self.group_id, source, target)
+        own = held.own_tail
+        if own is not None:
+            held.own_tail = None
+            assert self.offers is not None
+            self.offers.add(StateOffer(own.request_id, self.group_id, target, own.num_tokens))
         self._moved_this_step[target.block_id] = source
         if target.block_hash is not None and self.policy.delays_renamed_states:
             self._cached_this_step.add(target.block_hash)
@@ -260,14 +270,27 @@ class AlignedMambaManager(MambaManager):
 
     def cache_blocks(self, held: GroupBlocks, request: Request, num_computed_tokens: int) -> None:
         assert isinstance(held, StateBlocks)
+        start = held.num_cached_blocks
         SingleTypeKVCacheManager.cache_blocks(self, held, request, num_computed_tokens)
+        end = self.cacheable_end(num_computed_tokens)
         if held.checkpoint > 0:
             self._cache_checkpoint(held, request)
-            return
-        end = self.cacheable_end(num_computed_tokens)
-        if end == num_computed_tokens or end % self.block_size == 0:
+        elif end == num_computed_tokens or end % self.block_size == 0:
             # Inside a block whose end may still change nothing is named: once it is settled, the state has gone on.
             self._cache_tail(held, request, end)
+        if self.offers is not None:
+            for block in held.blocks[start : held.num_cached_blocks]:
+                if block.block_hash is not None:
+                    self.offers.add(StateOffer(request.request_id, self.group_id, block, block.num_hash_tokens))
+
+    def offer_states(self, offers: StateOffers) -> None:
+        self.offers = offers
+
+    def last_state_offer(self, held: GroupBlocks, num_tokens: int) -> StateOffer | None:
+        assert isinstance(held, StateBlocks)
+        own = held.own_tail
+        held.own_tail = None
+        return own if own is not None and own.num_tokens == num_tokens else None
 
     def next_caching(self, held: GroupBlocks) -> int:
         return 0
@@ -322,6 +345,8 @@ class AlignedMambaManager(MambaManager):
             held.shared_tail = block
             held.shared_tail_index = index
             held.num_cached_blocks = index
+            if self.offers is not None:
+                held.own_tail = StateOffer(request.request_id, self.group_id, block, num_tokens)
 
     def cache_partial(self, block: KVCacheBlock, request: Request, num_tokens: int) -> None:
         super().cache_partial(block, request, num_tokens)

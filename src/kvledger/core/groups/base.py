@@ -20,6 +20,7 @@ from kvledger.core.blocks.prefix_index import PrefixIndex
 from kvledger.core.groups.policy import GroupPolicy
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import KVCacheSpec
+from kvledger.core.groups.state_offers import StateOffer, StateOffers
 from kvledger.core.requests.request import Request
 from kvledger.core.units import cdiv, round_down
 
@@ -219,6 +220,10 @@ class SingleTypeKVCacheManager(ABC):
         """True if a request whose external tokens all arrived can go on a token before their end."""
         return True
 
+    def hit_may_lag(self) -> bool:
+        """True if external tokens behind a hit bring what this group reads, whatever the hit has of it."""
+        return False
+
     def num_resumable_tokens(self, held: GroupBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
         """Where a request can go on, at num_valid_tokens tokens or below, with the blocks that it took for a load of
         num_loaded_tokens tokens, of which the first num_valid_tokens have values. 0: only from its start.
@@ -408,6 +413,15 @@ class SingleTypeKVCacheManager(ABC):
     def next_caching(self, held: GroupBlocks) -> int:
         """Computed tokens below which cache_blocks has nothing to do."""
         return (held.num_cached_blocks + 1) * self.block_size
+
+    def offer_states(self, offers: StateOffers) -> None:
+        """From now on states that become hits are offered there. Nothing to do for kinds without states."""
+
+    def last_state_offer(self, held: GroupBlocks, num_tokens: int) -> StateOffer | None:
+        """The state inside a block, at the prompt's end, of a request that stops after num_tokens tokens, all of them
+        computed; None where there is none or a later token was written over it. It is offered once.
+        """
+        return None
 
     # Steps
 

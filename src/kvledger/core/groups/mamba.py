@@ -41,6 +41,9 @@ class MambaManager(SingleTypeKVCacheManager):
     def can_step_back(self) -> bool:
         return False
 
+    def hit_may_lag(self) -> bool:
+        return True
+
     def num_resumable_tokens(self, held: GroupBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
         """There is one state, that after all tokens."""
         return num_valid_tokens if num_valid_tokens == num_loaded_tokens else 0

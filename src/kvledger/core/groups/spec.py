@@ -46,6 +46,17 @@ def windowed_blocks(reach_tokens: int, block_size: int, max_model_len: int, max_
     return cdiv(min(reach_tokens + max_in_flight_tokens, max_model_len), block_size)
 
 
+def require_window(sliding_window: int, extra_retained_tokens: int) -> None:
+    """ConfigError for a window that is none, or less than none behind it."""
+    require_positive("sliding_window", sliding_window, MAX_COUNT)
+    require_not_negative("extra_retained_tokens", extra_retained_tokens, MAX_COUNT)
+
+
+def window_reach(sliding_window: int, extra_retained_tokens: int) -> int:
+    """Settled tokens that a window keeps: the next token counts itself in the window."""
+    return sliding_window - 1 + extra_retained_tokens
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True, eq=False, repr=False)
 class KVCacheSpec(Record):
@@ -175,12 +186,11 @@ class SlidingWindowSpec(AttentionSpec):
 
     def __post_init__(self) -> None:
         AttentionSpec.__post_init__(self)
-        require_positive("sliding_window", self.sliding_window, MAX_COUNT)
-        require_not_negative("extra_retained_tokens", self.extra_retained_tokens, MAX_COUNT)
+        require_window(self.sliding_window, self.extra_retained_tokens)
 
     def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
-        # The next token counts itself in the window, hence - 1; the window may start inside a block, hence + 1 block.
-        reach = self.sliding_window - 1 + self.extra_retained_tokens
+        # The window may start inside a block, hence + 1.
+        reach = window_reach(self.sliding_window, self.extra_retained_tokens)
         return windowed_blocks(reach, self.block_size, max_model_len, max_in_flight_tokens) + 1
 
 
@@ -307,8 +317,7 @@ class SlidingWindowMLASpec(MLAAttentionSpec):
 
     def __post_init__(self) -> None:
         MLAAttentionSpec.__post_init__(self)
-        require_positive("sliding_window", self.sliding_window, MAX_COUNT)
-        require_not_negative("extra_retained_tokens", self.extra_retained_tokens, MAX_COUNT)
+        require_window(self.sliding_window, self.extra_retained_tokens)
 
     @property
     def hits_inside_blocks(self) -> bool:
@@ -319,7 +328,7 @@ class SlidingWindowMLASpec(MLAAttentionSpec):
         return False
 
     def max_admission_blocks(self, max_model_len: int, max_in_flight_tokens: int) -> int:
-        reach = self.sliding_window - 1 + self.extra_retained_tokens
+        reach = window_reach(self.sliding_window, self.extra_retained_tokens)
         return windowed_blocks(reach, self.block_size, max_model_len, max_in_flight_tokens) + 1
 
 

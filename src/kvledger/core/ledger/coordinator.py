@@ -16,9 +16,10 @@ from kvledger.core.blocks.holds import BlockCopies, OutsideHolds
 from kvledger.core.blocks.kv_cache_blocks import GroupOccupancy, KVCacheBlocks, PrefixHit
 from kvledger.core.blocks.new_blocks import NewBlocks
 from kvledger.core.blocks.observer import LedgerObserver
-from kvledger.core.groups.base import NEVER, GroupBlocks, ManagerContext, SingleTypeKVCacheManager
+from kvledger.core.groups.base import NEVER, GroupBlocks, GroupHit, ManagerContext, SingleTypeKVCacheManager
 from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import KVCacheConfig
+from kvledger.core.groups.state_offers import StateOffer, StateOffers
 from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.core.requests.request import Request
 from kvledger.core.units import cdiv, round_down
@@ -77,12 +78,19 @@ class KVCacheCoordinator(ABC):
         # Whether grow() takes the place of take_blocks and report for running requests.
         self.grows_by_slots: Final = all(m.grows_by_slots() for m in self.managers)
         self._held: dict[str, RequestBlocks] = {}
+        # None until somebody asks for them.
+        self._offers: StateOffers | None = None
         self._number: Final[i64] = next(_LEDGERS) << 40
         self._pools: Final = self._distinct_pools()
 
     @abstractmethod
     def find_longest_hit(self, block_hashes: list[bytes], max_tokens: int) -> PrefixHit:
         """The longest cached prefix of at most max_tokens tokens that every group can start from."""
+
+    def find_hit_of_each_group(self, block_hashes: list[bytes], max_tokens: int) -> list[GroupHit]:
+        """The longest prefix that each group could start from alone, in the order of the groups."""
+        hit = self.find_longest_hit(block_hashes, max_tokens)
+        return [GroupHit([blocks], hit.num_tokens) for blocks in hit.blocks.blocks]
 
     def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
         """Makes blocks that are full at num_tokens tokens hits for others."""
@@ -326,16 +334,36 @@ class KVCacheCoordinator(ABC):
         """Gives back all blocks of a request."""
         for group_id, manager in enumerate(self.managers):
             manager.free(held.groups[group_id])
-        held.request.quiet_end = 0
-        del self._held[held.request.request_id]
+        self._forget(held.request)
 
     def detach(self, held: RequestBlocks) -> list[KVCacheBlock]:
         """Forgets the request, but not its blocks, null ones left out: they are held outside now, in this order."""
         blocks = [block for group in held.groups for block in group.blocks if block.block_id != 0]
         self.outside.adopt(blocks)
-        held.request.quiet_end = 0
-        del self._held[held.request.request_id]
+        self._forget(held.request)
         return blocks
+
+    def _forget(self, request: Request) -> None:
+        if self._offers is not None:
+            self._offers.withdraw(request.request_id)
+        request.quiet_end = 0
+        del self._held[request.request_id]
+
+    def offer_states(self) -> StateOffers:
+        """From now on states that become hits are offered there; for a caller who takes them in every step."""
+        self._offers = StateOffers()
+        for manager in self.managers:
+            manager.offer_states(self._offers)
+        return self._offers
+
+    def last_state_offers(self, held: RequestBlocks, num_tokens: int) -> list[StateOffer]:
+        """What is left to offer of a request that stops after num_tokens tokens, all of them computed."""
+        offers: list[StateOffer] = []
+        for group_id, manager in enumerate(self.managers):
+            offer = manager.last_state_offer(held.groups[group_id], num_tokens)
+            if offer is not None:
+                offers.append(offer)
+        return offers
 
     def fork(self, parent: RequestBlocks, child: Request, num_tokens: int) -> KVCacheBlocks:
         """Lets the child share the parent's blocks for the first num_tokens tokens; what is not shared is copied.

@@ -12,9 +12,9 @@ from kvledger.core.units import cdiv
 from kvledger.errors import RequestError
 
 
-def require_current(coordinator: KVCacheCoordinator, request: Request, hit: PrefixHit) -> None:
+def require_current(coordinator: KVCacheCoordinator, request: Request, hit: PrefixHit, num_external: int) -> None:
     """RequestError when a block of the hit does not cache these tokens of the request here and now. REQUIRES the
-    request's hashes."""
+    request's hashes. `num_external`: tokens behind it that come from outside, with the states at their end."""
     hashes = request.block_hashes
     if hit.age == coordinator.age() and hit.hashes is hashes:
         return
@@ -23,9 +23,14 @@ def require_current(coordinator: KVCacheCoordinator, request: Request, hit: Pref
         raise _stale(request, f"it has {len(tables)} groups and the ledger {len(coordinator.managers)}")
     for group_id, manager in enumerate(coordinator.managers):
         blocks = tables[group_id]
-        if len(blocks) < cdiv(hit.num_tokens, manager.block_size) and manager.spec.prefix_cacheable:
+        first = 0
+        if num_external > 0 and manager.hit_may_lag():
+            # What comes before its end is never read.
+            first = max(0, manager.num_skipped_tokens(hit.num_tokens + num_external)) // manager.block_size
+        elif len(blocks) < cdiv(hit.num_tokens, manager.block_size) and manager.spec.prefix_cacheable:
             raise _stale(request, f"it counts {hit.num_tokens} tokens and has {len(blocks)} blocks in group {group_id}")
-        for index, block in enumerate(blocks):
+        for index in range(first, len(blocks)):
+            block = blocks[index]
             if block is manager.pool.null_block:
                 continue
             if not manager.still_has(block, index, hit, hashes):

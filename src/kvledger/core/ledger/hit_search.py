@@ -153,6 +153,17 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
                 blame = self._compare(block_hashes, candidate, max_tokens, blame)
         return self._agreed(hits, candidate, boundary, blame, block_hashes)
 
+    def find_hit_of_each_group(self, block_hashes: list[bytes], max_tokens: int) -> list[GroupHit]:
+        num_hashed = len(block_hashes) * self._lookup_groups[0].manager.policy.hash_block_size
+        hits = [GroupHit([[]], 0) for _ in self.managers]
+        for group in self._lookup_groups:
+            margin = group.manager.draft_margin() if group.is_draft else 0
+            limit = min(max_tokens + margin, num_hashed) if margin > 0 else max_tokens
+            found = group.manager.find_longest_hit(block_hashes, limit, group.group_ids, group.is_draft)
+            for index, group_id in enumerate(group.group_ids):
+                hits[group_id] = GroupHit([found.blocks[index]], found.num_tokens)
+        return hits
+
     def _compare(self, block_hashes: list[bytes], num_tokens: int, max_tokens: int, limit: HitLimit) -> HitLimit:
         """Who is to blame where a kind that is asked early had to shrink the hit: another one may have less, or only
         larger blocks."""

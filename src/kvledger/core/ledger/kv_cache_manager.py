@@ -648,7 +648,7 @@ class KVCacheManager:
         elif self.enable_caching:
             self._hashes.require(request, min(ranges.new_end, request.num_tokens))
         if held is None:
-            require_current(coordinator, request, hit)
+            require_current(coordinator, request, hit, ranges.num_external)
         # Until the caller says that it is done.
         self._change.under_way = ADMITTING
         if held is not None:

@@ -14,9 +14,11 @@ tokens are the difference of two of the request's own counters.
 """
 
 from collections.abc import Callable
+from copy import copy
 from typing import Final
 
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.record import Record
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.errors import UnknownRequestError, require
@@ -177,12 +179,38 @@ class RequestAccount:
         require(min(self.num_cached_tokens, self.num_external_tokens) >= 0, f"{name}: a negative count")
 
 
+class AccountTotals(Record):
+    """Sums over accounts, under their names."""
+
+    def __init__(self) -> None:
+        self.num_requests: int = 0
+        self.num_cached_tokens: int = 0
+        self.num_external_tokens: int = 0
+        self.num_computed_tokens: int = 0
+        self.num_recomputed_tokens: int = 0
+        self.num_lost_tokens: int = 0
+        self.num_preemptions: int = 0
+        self.num_drafts_accepted: int = 0
+        self.num_drafts_rejected: int = 0
+
+    def add(self, account: RequestAccount) -> None:
+        self.num_requests += 1
+        self.num_cached_tokens += account.num_cached_tokens
+        self.num_external_tokens += account.num_external_tokens
+        self.num_computed_tokens += account.num_computed_tokens
+        self.num_recomputed_tokens += account.num_recomputed_tokens
+        self.num_lost_tokens += account.num_lost_tokens
+        self.num_preemptions += account.num_preemptions
+        self.num_drafts_accepted += account.num_drafts_accepted
+        self.num_drafts_rejected += account.num_drafts_rejected
+
+
 class RequestAccounting:
     """The accounts of one scheduler's requests.
 
     `clock`: seconds, for the times; without one they stay 0; it must not raise. `on_finish` gets the account of every
     request that ends, however it ends, once the scheduler's call is complete; what it raises surfaces from that call.
-    Accounts of requests that are gone are not kept.
+    Accounts of requests that are gone are not kept, but for their sums.
     """
 
     def __init__(
@@ -195,7 +223,8 @@ class RequestAccounting:
         self._clock: Final = clock
         self._on_finish: Final = on_finish
         self._accounts: Final[dict[str, RequestAccount]] = {}
-        # Of requests that ended; on_finish has not got them yet.
+        # Of requests that ended: their sums, and those that on_finish has not got yet.
+        self._gone: AccountTotals = AccountTotals()
         self._ended: list[RequestAccount] = []
 
         # The step that is being put together, or the next one.
@@ -211,6 +240,13 @@ class RequestAccounting:
             raise UnknownRequestError(f"request_id={request_id!r}: not here, or finished already; see on_finish")
         self._bring_up_to_date(account)
         return account
+
+    def totals(self) -> AccountTotals:
+        """Sums over all requests so far, ended and live, in a fresh object. O(live requests)."""
+        totals: AccountTotals = copy(self._gone)
+        for account in self._accounts.values():
+            totals.add(account)
+        return totals
 
     def check(self) -> None:
         """Proves that nothing is lost between the counters of any account."""
@@ -272,6 +308,7 @@ class RequestAccounting:
         """It has its final status, and its blocks still."""
         account = self._accounts.pop(request.request_id)
         self._bring_up_to_date(account)
+        self._gone.add(account)
         if self._on_finish is not None:
             self._ended.append(account)
 

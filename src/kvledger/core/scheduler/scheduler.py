@@ -37,7 +37,7 @@ from kvledger.errors import RequestError, RequestTooLargeError, UnknownRequestEr
 
 
 class Scheduler:
-    """Drives one KVCacheManager. One owner thread."""
+    """Drives one KVCacheManager. One owner thread. `accounting`: what each request costs, where somebody asks."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Scheduler:
         self.manager: Final = manager
         self.config: Final = config
         self._state: Final = SchedulerState(manager, config, accounting, external_source is not None)
-        self._accounting: Final = accounting
+        self.accounting: Final = accounting
         self._running_pass: Final = RunningPass(self._state)
         self._waiting_pass: Final = WaitingPass(self._state, external_source)
         self._returning_pass: Final = ReturningPass(self._state)
@@ -289,8 +289,8 @@ class Scheduler:
         output = step.output
         log = state.wait_log
         log.start(self._step)
-        if self._accounting is not None:
-            self._accounting.start_step(self._step)
+        if self.accounting is not None:
+            self.accounting.start_step(self._step)
         self._running_pass.schedule(step)
         log.note_running(state.running, output.requests, step.token_budget, self.manager.clips_chunks)
         if step.has_preempted:
@@ -310,8 +310,8 @@ class Scheduler:
         self._fill_rows(output)
         if state.fence is not None and output.total_num_scheduled_tokens > 0:
             state.fence.sent(self._step)
-        if self._accounting is not None:
-            self._accounting.close_step(output)
+        if self.accounting is not None:
+            self.accounting.close_step(output)
         self._state.in_flight.append(output)
         return output
 

@@ -109,14 +109,10 @@ class BlockResidency(LedgerObserver):
         """These blocks were hits."""
         if self._num_samples == 0:
             return
-        samples = self._samples
-        num_known = len(samples)
-        for block in blocks:
-            block_id: int = block.block_id
-            if block_id < num_known:
-                sample = samples[block_id]
-                if sample is not None:
-                    sample.access(self._clock())
+        for block_id in self._followed(blocks):
+            sample = self._samples[block_id]
+            assert sample is not None
+            sample.access(self._clock())
 
     def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
         """Blocks that are reused are taken right away; what a reset takes is told at once."""
@@ -134,18 +130,25 @@ class BlockResidency(LedgerObserver):
         num_samples = len([sample for sample in self._samples if sample is not None])
         require(num_samples == self._num_samples, f"{num_samples} blocks are followed, {self._num_samples} counted")
 
-    def _end(self, blocks: list[KVCacheBlock]) -> None:
-        """These blocks lose their content."""
+    def _followed(self, blocks: list[KVCacheBlock]) -> list[int]:
+        """Ids of those that are followed."""
         samples = self._samples
         num_known = len(samples)
+        found: list[int] = []
         for block in blocks:
             block_id: int = block.block_id
-            if block_id < num_known:
-                sample = samples[block_id]
-                if sample is not None:
-                    samples[block_id] = None
-                    self._num_samples -= 1
-                    self._keep(sample.end(self._clock()))
+            if block_id < num_known and samples[block_id] is not None:
+                found.append(block_id)
+        return found
+
+    def _end(self, blocks: list[KVCacheBlock]) -> None:
+        """These blocks lose their content."""
+        for block_id in self._followed(blocks):
+            sample = self._samples[block_id]
+            assert sample is not None
+            self._samples[block_id] = None
+            self._num_samples -= 1
+            self._keep(sample.end(self._clock()))
 
     def _begin(self, block_id: int, now: float) -> None:
         samples = self._samples

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
 from kvledger.core.blocks.kv_cache_blocks import KVCacheBlocks, PrefixHit
 from kvledger.core.groups.base import GroupBlocks, SingleTypeKVCacheManager
 from kvledger.core.groups.slot_ranges import SlotRanges
@@ -48,11 +51,12 @@ class GroupView(Partial):
     """vLLM's manager of one group: what it keeps, how large its blocks are, and who holds which."""
 
     def __init__(
-        self, manager: SingleTypeKVCacheManager, kv_cache_spec: Any, coordinator: KVCacheCoordinator, views: BlockViews
+        self, manager: SingleTypeKVCacheManager, kv_cache_spec: Any, coordinator: KVCacheCoordinator, pool: PoolView
     ) -> None:
-        self.req_to_blocks = HeldBlocks(coordinator, views, manager.group_id)
-        self.num_cached_block = NumCachedBlocks(coordinator, views, manager.group_id)
-        self._null_block = views[0]
+        self.req_to_blocks = HeldBlocks(coordinator, pool.blocks, manager.group_id)
+        self.num_cached_block = NumCachedBlocks(coordinator, pool.blocks, manager.group_id)
+        self._null_block = pool.null_block
+        self.block_pool = pool
         self.kv_cache_group_id = manager.group_id
         self.kv_cache_spec = kv_cache_spec
         self.block_size = manager.block_size
@@ -68,11 +72,30 @@ class CoordinatorView(Partial):
         self.block_pool = pool
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self.single_type_managers = tuple(
-            GroupView(manager, specs[group_id], self._coordinator, pool.blocks)
+            GroupView(manager, specs[group_id], self._coordinator, pool)
             for group_id, manager in enumerate(self._coordinator.managers)
         )
         self.scheduler_block_size = self._coordinator.managers[0].policy.base_block_size
         self.enable_partial_hash_hits = any(m.policy.hits_inside_blocks for m in self._coordinator.managers)
+        # Of several groups, the first that reads every token; None as well where they are not looked up together.
+        self.full_attention_group_id: int | None = None
+        self._agrees = ledger.enable_caching and len(specs) > 1
+        if self._agrees:
+            full = [i for i, spec in enumerate(specs) if isinstance(spec, FullAttentionSpec) and spec.prefix_cacheable]
+            self.full_attention_group_id = full[0] if full else None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What isinstance() is told: connectors ask whether hits are those of several groups."""
+        return HybridKVCacheCoordinator if self._agrees else CoordinatorView
+
+    def find_longest_cache_hit_per_group(
+        self, block_hashes: list[bytes], max_cache_hit_length: int
+    ) -> tuple[tuple[list[BlockView], ...], tuple[int, ...]]:
+        """What each group could start from alone: its blocks, and how many tokens."""
+        hits = self._coordinator.find_hit_of_each_group(block_hashes, max_cache_hit_length)
+        of = self.block_pool.blocks.of
+        return tuple([of(block) for block in hit.blocks[0]] for hit in hits), tuple(hit.num_tokens for hit in hits)
 
     @property
     def retention_interval(self) -> int | None:

@@ -26,6 +26,7 @@ from vllm.v1.request import RequestStatus
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
 from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, Decisions, decisions_of
 from kvledger.core.groups.policy import DraftRule
+from kvledger.core.groups.state_offers import StateOffer
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.block_hash import GivenBlockHasher
 from kvledger.core.requests.request import Request
@@ -36,12 +37,7 @@ from kvledger.integrations.vllm.coordinator import CoordinatorView
 from kvledger.integrations.vllm.events import EventLog
 from kvledger.integrations.vllm.pool import PoolView
 from kvledger.integrations.vllm.residency import Residency
-from kvledger.integrations.vllm.served import (
-    NotServedError,
-    as_not_served,
-    parsed_version,
-    require_connector,
-)
+from kvledger.integrations.vllm.served import NotServedError, as_not_served, parsed_version
 from kvledger.integrations.vllm.specs import our_config
 from kvledger.integrations.vllm.watch import BlockZeroing, CallWatch
 
@@ -126,19 +122,19 @@ class VllmKVCacheManager:
         self.mamba_shared_prefix_checkpoint = any(manager.policy.pins_shared_prefix for manager in managers)
         self.empty_kv_cache_blocks = NoBlocks(tuple(() for _ in managers))
         self._no_hit = self.ledger.coordinator.no_hit
+        # Groups that may have less than a hit with external tokens behind it.
+        self._may_lag = [manager.hit_may_lag() or not manager.spec.prefix_cacheable for manager in managers]
+        # States that became hits, which a connector may store.
+        self._offers = self.ledger.coordinator.offer_states() if has_states and enable_caching else None
         # Of every request that the ledger was asked about and that has not been freed.
         self._requests: dict[str, Request] = {}
 
     @classmethod
-    def for_engine(cls, vllm_config: Any, arguments: dict[str, Any]) -> "VllmKVCacheManager":
-        """The manager of an engine with that configuration, whose scheduler gives these arguments."""
+    def for_engine(cls, arguments: dict[str, Any]) -> "VllmKVCacheManager":
+        """The manager of an engine whose scheduler gives these arguments."""
         unknown = arguments.keys() - signature(cls.__init__).parameters.keys()
         if unknown:
             raise NotServedError(f"{', '.join(sorted(unknown))}, which is new in vLLM {vllm.__version__}")
-        config = arguments["kv_cache_config"]
-        transfer = vllm_config.kv_transfer_config
-        connector = None if transfer is None else transfer.kv_connector
-        require_connector(connector, len(config.kv_cache_groups), config.has_mamba_layers)
         return cls(**arguments)
 
     def describe_groups(self) -> str:
@@ -199,8 +195,15 @@ class VllmKVCacheManager:
         self.ledger.start_step()
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """Nothing: recurrent states under a connector are left to vLLM's manager."""
-        return {}
+        """States that became hits since the last call: {request id: [(group, block id, tokens that it stands for)]}.
+
+        A connector that stores them reads these blocks, and holds those that it reads later.
+        """
+        handed: dict[str, list[tuple[int, int, int]]] = {}
+        if self._offers is not None:
+            for offer in self._offers.take():
+                handed.setdefault(offer.request_id, []).append(_handed(offer))
+        return handed
 
     def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[BlockView]]:
         """Copies for the step's workers to make, and their ends, which the scheduler frees once they are made."""
@@ -255,8 +258,28 @@ class VllmKVCacheManager:
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Any, int, int, bool]:
-        """The same; groups never diverge, because recurrent states under a connector are left to vLLM's manager."""
-        return *self.get_computed_blocks(request, max_cache_hit_length), False
+        """The same for a connector that brings states: all that attention has, and whether some group has less.
+
+        Then the hit can only be taken with external tokens behind it, for they bring the states.
+        """
+        view = self.coordinator
+        group_id = view.full_attention_group_id
+        if group_id is None or not self.kv_cache_config.has_mamba_layers:
+            return *self.get_computed_blocks(request, max_cache_hit_length), False
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0, False
+        most = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
+        coordinator = self.ledger.coordinator
+        hits = coordinator.find_hit_of_each_group(request.block_hashes, most)
+        lengths = [hit.num_tokens for hit in hits]
+        num_tokens = lengths[group_id]
+        read = [length for length, lags in zip(lengths, self._may_lag, strict=True) if not lags]
+        if max(lengths) > num_tokens or min(read) < num_tokens:
+            # Some attention has lost blocks that others still have, and nobody brings those: what all agree on.
+            return *self.get_computed_blocks(request, max_cache_hit_length), False
+        blocks = KVCacheBlocks([hit.blocks[0] for hit in hits])
+        found = PrefixHit(blocks, num_tokens, -1, age=coordinator.age(), hashes=request.block_hashes)
+        return self._theirs(blocks, found), num_tokens, 0, min(lengths) < num_tokens
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
         """The first num_computed_tokens tokens of a lookup's result, changing nothing."""
@@ -266,8 +289,9 @@ class VllmKVCacheManager:
             found[: num_computed_tokens // group.block_size] if group.kv_cache_spec.prefix_cacheable else []
             for found, group in zip(blocks.ours.blocks, self.coordinator.single_type_managers, strict=True)
         ]
-        ours = KVCacheBlocks(cut)
-        return self._theirs(ours, PrefixHit(ours, num_computed_tokens, -1))
+        hit = PrefixHit(blocks.ours, num_computed_tokens, -1) if blocks.hit is None else blocks.hit
+        hit = hit.with_blocks(cut, num_computed_tokens)
+        return self._theirs(hit.blocks, hit)
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
         if self.prefix_cache_stats is not None and self.prefix_cache_lookup_enabled(request):
@@ -309,8 +333,13 @@ class VllmKVCacheManager:
             self.ledger.coordinator.release_skipped(held, processed_computed_tokens)
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
-        """Nothing, like take_boundary_state_offloads."""
-        return []
+        """States inside blocks, at its prompt's end, of a request that ends before a later token is computed."""
+        held = self.ledger.coordinator.get(request.request_id)
+        if held is None:
+            return []
+        # A step in flight writes over them.
+        num_tokens = request.num_computed_tokens if request.num_in_flight_tokens == 0 else -1
+        return [_handed(offer) for offer in self.ledger.coordinator.last_state_offers(held, num_tokens)]
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
         """The request's blocks from start_token on, a block's start, must be zeroed (again)."""
@@ -402,6 +431,11 @@ class VllmKVCacheManager:
         if hit is None or hit.num_tokens != num_tokens:
             return PrefixHit(found.ours, num_tokens, -1)
         return hit
+
+
+def _handed(offer: StateOffer) -> tuple[int, int, int]:
+    """An offer as vLLM's connectors read it."""
+    return offer.group_id, offer.block.block_id, offer.num_tokens
 
 
 def _decisions() -> Decisions:

@@ -35,7 +35,7 @@ def install() -> None:
 
     @wraps(make)
     def make_with_ledger(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with ledger_in_place(vllm_config):
+        with ledger_in_place():
             make(self, vllm_config, *args, **kwargs)
 
     make_with_ledger.asks_kvledger = True  # type: ignore[attr-defined]
@@ -43,21 +43,21 @@ def install() -> None:
 
 
 @contextmanager
-def ledger_in_place(vllm_config: Any) -> Iterator[None]:
+def ledger_in_place() -> Iterator[None]:
     """While this lasts, a scheduler that makes its KVCacheManager gets the adapter if the ledger serves the engine."""
     from vllm.v1.core.sched import scheduler
 
     theirs = scheduler.KVCacheManager
     # Inside another of these: the outer one asks already.
     if not getattr(theirs, "asks_kvledger", False):
-        scheduler.KVCacheManager = _maker(vllm_config, theirs)
+        scheduler.KVCacheManager = _maker(theirs)
     try:
         yield
     finally:
         scheduler.KVCacheManager = theirs
 
 
-def _maker(vllm_config: Any, theirs: Any) -> Callable[..., Any]:
+def _maker(theirs: Any) -> Callable[..., Any]:
     """What stands for the class: makes the adapter or, where that is not served, what was there before."""
     import vllm
     from vllm.logger import init_logger
@@ -72,7 +72,7 @@ def _maker(vllm_config: Any, theirs: Any) -> Callable[..., Any]:
     def make_manager(**arguments: Any) -> Any:
         try:
             require_version(vllm.__version__, force=_setting() == "force")
-            manager = VllmKVCacheManager.for_engine(vllm_config, arguments)
+            manager = VllmKVCacheManager.for_engine(arguments)
         except NotServedError as reason:
             logger.warning("vLLM's own KVCacheManager is used, because kvledger does not serve %s", reason)
             return theirs(**arguments)

@@ -9,11 +9,11 @@ from kvledger.integrations.vllm.plugin import ledger_in_place
 
 class Scheduler(scheduler.Scheduler):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with ledger_in_place(vllm_config):
+        with ledger_in_place():
             super().__init__(vllm_config, *args, **kwargs)
 
 
 class AsyncScheduler(async_scheduler.AsyncScheduler):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with ledger_in_place(vllm_config):
+        with ledger_in_place():
             super().__init__(vllm_config, *args, **kwargs)

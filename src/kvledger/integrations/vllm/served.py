@@ -12,9 +12,6 @@ from kvledger.errors import KVLedgerError
 OLDEST: Final = (0, 32)
 NEWEST: Final = (0, 33)
 
-# Connectors that ask for the hits of each group apart, which the ledger does not tell.
-_ASK_EACH_GROUP: Final = ("OffloadingConnector", "MultiConnector")
-
 
 class NotServedError(Exception):
     """The ledger does not serve this; the message says what. vLLM's own manager does."""
@@ -33,16 +30,6 @@ def require_version(version: str, force: bool = False) -> None:
             f"vLLM {version}: known are {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}; to try all the same, set "
             "KVLEDGER_VLLM=force"
         )
-
-
-def require_connector(connector: str | None, num_groups: int, has_states: bool) -> None:
-    """NotServedError for a KV connector (its name in the configuration) that needs more than the ledger shows."""
-    if connector is None:
-        return
-    if has_states:
-        raise NotServedError(f"recurrent states that {connector} takes over")
-    if num_groups > 1 and connector in _ASK_EACH_GROUP:
-        raise NotServedError(f"{connector} over {num_groups} groups, of which it asks for the hits of each")
 
 
 def as_not_served(error: KVLedgerError) -> NotServedError:

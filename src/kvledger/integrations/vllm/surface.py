@@ -2,8 +2,8 @@
 
     python -m kvledger.integrations.vllm.surface     names what changed; exit status 1 if anything did
 
-What vLLM calls must exist on our side: read from the sources of its schedulers and its engine core. What we use of vLLM
-must look as it did when it was last read: the tables below, by version.
+What vLLM calls must exist on our side: read from the sources of its schedulers, its engine core and its connectors.
+What we use of vLLM must look as it did when it was last read: the tables below, by version.
 """
 
 import inspect
@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -51,6 +52,10 @@ SIGNATURES: Final = {
         "request_id num_tokens new_computed_blocks num_encoder_tokens total_computed_tokens num_local_computed_tokens "
         "num_tokens_main_model apply_admission_cap prefill_end"
     ),
+    "v1.core.kv_cache_manager:KVCacheManager.take_boundary_state_offloads": "",
+    "v1.core.kv_cache_coordinator:HybridKVCacheCoordinator.find_longest_cache_hit_per_group": (
+        "block_hashes max_cache_hit_length"
+    ),
     "v1.core.block_pool:BlockPool.touch": "blocks",
     "v1.core.block_pool:BlockPool.free_blocks": "ordered_blocks",
     "v1.core.block_pool:BlockPool.get_cached_block": "block_hash kv_cache_group_ids",
@@ -89,6 +94,9 @@ FIELDS: Final = {
 
 # Where vLLM uses a manager, and by which names.
 USERS: Final = ("v1.core.sched.scheduler", "v1.core.sched.async_scheduler", "v1.engine.core")
+# Connectors, whose packages need not be installed: their folders, and by which names they call the pool.
+CONNECTORS: Final = ("distributed/kv_transfer", "distributed/aux_output_connector", "v1/simple_kv_offload")
+POOL_NAMES: Final = r"(?:self\._gpu_block_pool|gpu_block_pool|gpu_pool)"
 REQUEST_ATTRIBUTES: Final = (
     "request_id num_prompt_tokens num_tokens num_computed_tokens num_in_flight_tokens num_preemptions status "
     "block_hashes skip_reading_prefix_cache shared_prefix_boundary lora_request all_token_ids session_id"
@@ -102,7 +110,7 @@ def drift(version: str) -> list[str]:
         found += _compare(name, _expected(known, version), _parameters(name))
     for name, known in FIELDS.items():
         found += _compare(name, _expected(known, version), _fields(name))
-    return found + _missing_on_our_side() + _missing_on_requests()
+    return found + _missing_on_our_side() + _missing_for_connectors() + _missing_on_requests()
 
 
 def _expected(known: str, version: str) -> list[str]:
@@ -166,7 +174,7 @@ def _missing_on_our_side() -> list[str]:
     for user in USERS:
         module = import_module(f"vllm.{user}")
         for owner, ours in owners.items():
-            own = set(dir(ours)) | set(re.findall(r"self\.(\w+)\b", inspect.getsource(vars(ours)["__init__"])))
+            own = _own(ours)
             if owner == "coordinator":
                 names = touched(module, r"kv_cache_manager\.coordinator") | touched(
                     module, r"cache_manager\.coordinator"
@@ -177,6 +185,31 @@ def _missing_on_our_side() -> list[str]:
                 names = touched(module, r"(?<!_)kv_cache_manager")
             lines += [f"{user} uses {owner}.{name}, which ours lacks" for name in sorted(names - own)]
     return lines
+
+
+def _missing_for_connectors() -> list[str]:
+    """What vLLM's connectors take from the block pool and from managers of groups, and ours does not have."""
+    from kvledger.integrations.vllm.coordinator import CoordinatorView
+    from kvledger.integrations.vllm.pool import PoolView
+
+    owners = {POOL_NAMES: PoolView, r"(?<!cpu_)(?<!lookup_)\bcoordinator": CoordinatorView}
+    import vllm
+
+    root = Path(vllm.__file__).parent
+    lines: list[str] = []
+    for path in sorted(path for folder in CONNECTORS for path in (root / folder).rglob("*.py")):
+        source = path.read_text()
+        for owner, ours in owners.items():
+            if ours is CoordinatorView and "kv_cache_manager.coordinator" not in source:
+                continue  # a coordinator of its own
+            names = set(re.findall(rf"{owner}\.(\w+)", source))
+            lines += [f"{path.relative_to(root)} uses {ours.__name__}.{name}" for name in sorted(names - _own(ours))]
+    return lines
+
+
+def _own(ours: type) -> set[str]:
+    """Attributes that objects of that class have."""
+    return set(dir(ours)) | set(re.findall(r"self\.(\w+)\b", inspect.getsource(vars(ours)["__init__"])))
 
 
 def _missing_on_requests() -> list[str]:

@@ -1,0 +1,3 @@
+from benchmarks.peers.command import entry_point
+
+entry_point()
