@@ -133,6 +133,14 @@ class PlannedEngineOptions:
     attention_backend: Annotated[str | None, words("FLASH_ATTN, TRITON_ATTN, FLASHMLA, ... Default: by the card.")] = (
         None
     )
+    speculative_config: Annotated[
+        str | None, words('JSON of what drafts: {"method": "mtp", "num_speculative_tokens": 2}.')
+    ] = None
+    spec_method: Annotated[str | None, words("Of speculative_config: mtp, eagle3, dflash, draft_model, ngram, ...")] = (
+        None
+    )
+    spec_model: Annotated[str | None, words("Of speculative_config: the draft's config.json, hub id or name.")] = None
+    spec_tokens: Annotated[int | None, whole("Of speculative_config: tokens that are drafted in a step.")] = None
     hf_overrides: Annotated[str | None, words("JSON: fields of config.json to replace.")] = None
     allow_long_max_model_len: Annotated[
         bool | None, switch("VLLM_ALLOW_LONG_MAX_MODEL_LEN: max_model_len may be longer than the config's.")
@@ -177,6 +185,7 @@ class PlannedEngineOptions:
 
         from kvledger.plan.counts import parse_counts
         from kvledger.plan.options import EngineOptions
+        from kvledger.plan.speculative import speculative_config
 
         known = {field.name for field in fields(EngineOptions)}
         values = {name: getattr(self, name) for name in self.given() if name in known}
@@ -185,7 +194,22 @@ class PlannedEngineOptions:
         if self.compilation_config is not None:
             mode = json_object("--compilation-config", self.compilation_config).get("cudagraph_mode")
             values["cudagraph_mode"] = "" if mode is None else str(mode)
+        values.pop("speculative_config", None)
+        drafts = self.draft_options()
+        if drafts:
+            values["speculative_config"] = speculative_config(drafts)
         return EngineOptions(**values)
+
+    def draft_options(self) -> dict[str, object]:
+        """The fields of speculative_config, those of its own options before those of the JSON."""
+        text = self.speculative_config
+        fields = {} if text is None else dict(json_object("--speculative-config", text))
+        for name, value in (
+            ("method", self.spec_method), ("model", self.spec_model), ("num_speculative_tokens", self.spec_tokens)
+        ):  # fmt: skip
+            if value is not None:
+                fields[name] = value
+        return fields
 
     def measured_memory(self) -> "MeasuredMemory":
         from kvledger.plan.memory import MeasuredMemory

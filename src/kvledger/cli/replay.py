@@ -111,7 +111,7 @@ def _make_replay(
         engine.max_num_seqs,
         engine.max_num_batched_tokens,
         SchedulingPolicy(options.policy),
-        num_lookahead_tokens=options.drafts,
+        num_lookahead_tokens=engine.num_lookahead,
     )
     config = ReplayConfig(
         num_blocks=engine.num_blocks,

@@ -63,6 +63,7 @@ class ReplayEngine:
     num_gpus: int
     vllm_version: str
     notes: list[str] = field(default_factory=list)
+    num_lookahead: int = 0
 
 
 def replay_engine(options: ReplayOptions) -> ReplayEngine:
@@ -71,6 +72,7 @@ def replay_engine(options: ReplayOptions) -> ReplayEngine:
     layout = engine.layout
     if options.drafts:
         layout = layout.with_drafts(options.drafts)
+        engine = replace(engine, num_lookahead=options.drafts)
     if options.retention_interval is not None:
         layout = replace(layout, retention_interval=options.retention_interval)
     _require_pool(options, engine, layout)
@@ -191,6 +193,11 @@ def replace_error(planned: PlannedEngine) -> PlannedEngine:
 def _engine(options: ReplayOptions, planned: PlannedEngine, layout: KVLayout, *, has_blocks: bool) -> ReplayEngine:
     """The engine as planned. `has_blocks`: its pool is what the user asked for, not an estimate."""
     notes = list(planned.notes)
+    draft = planned.draft
+    if draft is not None and options.drafts:
+        raise wrong_value("drafts", options.drafts, "speculative_config drafts too", "give one of the two")
+    if draft is not None and draft.reads_hidden_states:
+        layout = layout.with_drafts(draft.num_tokens)
     if planned.error is not None:
         if planned.error.kind not in _TOO_SMALL or not has_blocks:
             raise _refused(planned.model, planned.error.kind, planned.error.message, planned.error.ways_out)
@@ -216,6 +223,7 @@ def _engine(options: ReplayOptions, planned: PlannedEngine, layout: KVLayout, *,
         planned.num_gpus,
         planned.vllm_version,
         notes,
+        draft.lookahead_slots if draft is not None else 0,
     )
 
 

@@ -35,7 +35,8 @@ class CacheSettings:
     `cache_dtype`: element type of keys and values; `packed_latents`: the fp8 MLA kernel stores its packed format.
     `state_block_size`, `state_page_padded`, `cache_mode`, `convolution_dtype` and `state_dtype` are for recurrent
     states ("auto": the model's, or what the family fixes); `checkpointing` names the kinds of state whose kernel
-    writes a checkpoint block of its own during prefill.
+    writes a checkpoint block of its own during prefill. `num_speculative_tokens`: drafted in a step, for each of which
+    states have a block more and convolutions an input more.
     """
 
     block_size: int
@@ -50,6 +51,7 @@ class CacheSettings:
     state_dtype: str = "auto"
     convolution_dtype: str = "auto"
     checkpointing: frozenset[str] = frozenset()
+    num_speculative_tokens: int = 0
 
 
 def share(field: str, total: int, tensor_parallel_size: int) -> int:
@@ -153,6 +155,8 @@ class StateCache(LayerCache):
     dtype: str = "auto"
 
     kind = "mamba2"
+    # Whether its convolution keeps the inputs of drafted tokens too.
+    keeps_drafts = True
 
     @property
     def is_state(self) -> bool:
@@ -168,14 +172,19 @@ class StateCache(LayerCache):
 
     def spec(self, settings: CacheSettings) -> KVCacheSpec:
         writes = self.kind in settings.checkpointing
+        drafted = settings.num_speculative_tokens
+        shapes = self.shapes(settings.tensor_parallel_size)
+        if drafted and self.keeps_drafts:
+            window, *others = shapes
+            shapes = ((window[0] + drafted, *window[1:]), *others)
         return MambaSpec(
             settings.state_block_size,
-            self.shapes(settings.tensor_parallel_size),
+            shapes,
             self.dtypes(settings),
             settings.state_page_padded,
             self.kind,
             settings.cache_mode,
-            0,
+            drafted,
             int(writes),
             CHECKPOINT_STEPS.get(self.kind, settings.state_block_size) if writes else 0,
         )
@@ -190,6 +199,7 @@ class Mamba1State(StateCache):
     conv_kernel: int = 0
 
     kind = "mamba1"
+    keeps_drafts = False
 
     def shapes(self, tensor_parallel_size: int) -> tuple[tuple[int, ...], ...]:
         channels = share("intermediate_size", self.intermediate_size, tensor_parallel_size)
@@ -279,6 +289,7 @@ class LinearAttentionState(StateCache):
     head_dim: int = 0
 
     kind = "linear_attention"
+    keeps_drafts = False
 
     def shapes(self, tensor_parallel_size: int) -> tuple[tuple[int, ...], ...]:
         return ((share("num_attention_heads", self.num_heads, tensor_parallel_size), self.head_dim, self.head_dim),)

@@ -13,6 +13,7 @@ from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, PlanRequest, make_plan
 from kvledger.plan.refusal import Refusal, RefusedError
+from kvledger.plan.speculative import draft_of
 from kvledger.plan.versions import NEWEST_VERSION, unknown_class_note, version_rules
 from kvledger.plan.ways_out import ways_out
 
@@ -58,7 +59,11 @@ def build_request(asked: Asked) -> PlanRequest:
     note = unknown_class_note(rules, config.architecture)
     if note:
         config.note(note)
-    return PlanRequest(facts, asked.options, cards, rules, asked.stages or (asked.measured,))
+    draft = None
+    if asked.options.speculative_config is not None:
+        stages = asked.options.pipeline_parallel_size
+        draft = draft_of(facts, asked.options.speculative_config, stages=stages, release=rules.name)
+    return PlanRequest(facts, asked.options, cards, rules, asked.stages or (asked.measured,), draft=draft)
 
 
 def asked_cards(asked: Asked) -> tuple[Gpu, ...]:

@@ -72,8 +72,12 @@ def batch_defaults(gpu: Gpu, options: EngineOptions) -> BatchDefaults:
     return next(row for row in BATCH_DEFAULTS if gpu.total_bytes >= row.at_least_gib * GIB)
 
 
-def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: VersionRules) -> EngineSettings:
-    """Settings of one engine. RefusedError when vLLM would not start with these options."""
+def engine_settings(
+    facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: VersionRules, num_drafted: int = 0
+) -> EngineSettings:
+    """Settings of one engine. `num_drafted`: tokens that are drafted in a step. RefusedError when vLLM would not start
+    with these options.
+    """
     origins: dict[str, str] = {}
     check_heads(facts, options)
     check_context_ranks(facts, options)
@@ -103,6 +107,7 @@ def engine_settings(facts: ModelFacts, options: EngineOptions, gpu: Gpu, rules: 
         state_dtype=options.mamba_ssm_cache_dtype,
         convolution_dtype=options.mamba_cache_dtype,
         checkpointing=checkpointing_kinds(facts, gpu, rules, caching),
+        num_speculative_tokens=num_drafted,
     )
     if facts.is_hybrid:
         step = state_step(facts, gpu, rules, caching)
@@ -249,7 +254,7 @@ def batch_sizes(
 
 def concurrent_batches(options: EngineOptions) -> int:
     """Steps in flight: one for each pipeline stage and, with async scheduling, one that is being prepared."""
-    return options.pipeline_parallel_size + (1 if options.async_scheduling else 0)
+    return options.pipeline_parallel_size + (1 if options.prepares_steps else 0)
 
 
 def base_block_size(

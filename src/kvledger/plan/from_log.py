@@ -19,6 +19,7 @@ from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, make_plan
 from kvledger.plan.serve_parser import option_effects
+from kvledger.plan.speculative import SpeculativeConfig, speculative_config
 from kvledger.plan.terms import ACTIVATIONS, GRAPHS, OTHER, WEIGHTS
 from kvledger.plan.versions import NEWEST_VERSION, VERSIONS, graphs_are_taken_off
 
@@ -115,9 +116,25 @@ def stated_options(facts: LogFacts) -> dict[str, object]:
     compilation: object = (facts.args or {}).get("compilation_config")
     if isinstance(compilation, Mapping) and compilation.get("cudagraph_mode") is not None:
         stated["cudagraph_mode"] = str(compilation["cudagraph_mode"])
+    drafts = drafts_of(facts)
+    stated.pop("speculative_config", None)
+    if drafts is not None:
+        stated["speculative_config"] = drafts
     if facts.args is not None:
         stated.setdefault("entry_point", "server" if facts.is_server else "llm")
     return stated
+
+
+def drafts_of(facts: LogFacts) -> SpeculativeConfig | None:
+    """What drafts, by the arguments, else by what the engine printed of it."""
+    asked: object = (facts.args or {}).get("speculative_config")
+    if isinstance(asked, Mapping):
+        return speculative_config(asked)
+    if facts.speculative_method is None:
+        return None
+    # MTP modules are printed with the path of the model itself.
+    model = None if facts.speculative_method.endswith("mtp") else facts.speculative_model
+    return SpeculativeConfig(facts.speculative_method, facts.speculative_tokens, model)
 
 
 def given_options(asked: Asked) -> dict[str, object]:
@@ -145,9 +162,6 @@ def unmodelled_options(facts: LogFacts) -> tuple[str, ...]:
         effect = option_effects().get(name)
         if effect is not None and effect.kind == "matters" and value not in (None, False, {}, [], "", 0, "auto"):
             found.append(f"--{name.replace('_', '-')} is not modelled: {effect.words}")
-    if facts.speculative_method is not None and not any(text.startswith("--speculative") for text in found):
-        effect = option_effects()["speculative_config"]
-        found.append(f"speculative_config ({facts.speculative_method}) is not modelled: {effect.words}")
     return tuple(found)
 
 

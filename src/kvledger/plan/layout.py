@@ -81,8 +81,8 @@ def compare_layouts(specs: Specs, limits: RequestLimits) -> LayoutComparison | N
 
 def compare_plan_layouts(plan: Plan) -> LayoutComparison | None:
     """The comparison for a plan; None for one group, packed pages, or the hybrid manager off."""
-    if plan.layout.packed or plan.request.options.disable_hybrid_kv_cache_manager or len(plan.layout.groups) < 2:
+    if plan.layout.packed or not plan.request.has_hybrid_manager or len(plan.layout.groups) < 2:
         return None
     cache = plan.settings.cache
-    specs = {layer.name: layer.cache.spec(cache) for layer in plan.facts.layers}
+    specs = {layer.name: layer.cache.spec(cache) for layer in plan.request.layers}
     return compare_layouts(specs, replace(plan.limits, decode_context_parallel_size=1))

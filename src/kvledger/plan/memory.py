@@ -70,10 +70,11 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What a pipeline stage puts on each of its GPUs."""
+    """What a pipeline stage puts on each of its GPUs. `decode_tokens`: of one request in a step, drafts included."""
 
     weights: WeightBytes
     num_layers: int
+    decode_tokens: int = 1
 
 
 def memory_budget(
@@ -89,7 +90,7 @@ def memory_budget(
     terms: tuple[Term, ...] = (
         weights_term(config, settings, stage.weights, measured),
         activation_term(config, settings, options, measured),
-        graphs_term(config, options, settings, gpu, stage.num_layers, measured),
+        graphs_term(config, options, settings, gpu, stage, measured),
         other_term(gpu, options, measured),
     )
     if start is not None:
@@ -132,7 +133,7 @@ def weights_term(config: ModelConfig, settings: EngineSettings, weights: WeightB
     if measured.weight_bytes is not None:
         return exact(WEIGHTS, measured.weight_bytes, MEASURED, "given by the user or a log")
     size = weights.bytes + rotary_bytes(config, dtype_bytes(settings.dtype))
-    if weights.source == "the checkpoint's index":
+    if weights.source.startswith("the checkpoint's index"):
         return exact(WEIGHTS, size, GIVEN, weights.source)
     # Within 0.5 % of vLLM's own count for 99 % of the models that it was compared on. Kernels of packed weights repack
     # and pad them, and keep sort indices beside them.
@@ -153,14 +154,14 @@ def graphs_term(
     options: EngineOptions,
     settings: EngineSettings,
     gpu: Gpu,
-    num_layers: int,
+    stage: StageLoad,
     measured: MeasuredMemory,
 ) -> Term:
     if not options.captures_graphs:
         return exact(GRAPHS, 0, GIVEN, "--enforce-eager" if options.enforce_eager else "no CUDA graphs")
     if measured.graph_bytes is not None:
         return exact(GRAPHS, measured.graph_bytes, MEASURED, "given by the user or a log")
-    return estimated(GRAPHS, graphs(config, settings, gpu, num_layers))
+    return estimated(GRAPHS, graphs(config, settings, gpu, stage.num_layers, stage.decode_tokens))
 
 
 def other_term(gpu: Gpu, options: EngineOptions, measured: MeasuredMemory) -> Term:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvledger.errors import wrong_value
 from kvledger.plan.backends import SELECTABLE
+from kvledger.plan.speculative import WITHOUT_ASYNC, SpeculativeConfig
 
 AUTO_LENGTH = -1
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
@@ -64,6 +65,7 @@ class EngineOptions:
     mamba_cache_dtype: str = "auto"
     mamba_block_size: int | None = None
     allow_long_max_model_len: bool = False
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         self.check_numbers()
@@ -135,6 +137,12 @@ class EngineOptions:
     def world_size(self) -> int:
         """GPUs of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
+
+    @property
+    def prepares_steps(self) -> bool:
+        """Whether a step is prepared while the last one runs."""
+        drafts = self.speculative_config
+        return self.async_scheduling and (drafts is None or drafts.kind not in WITHOUT_ASYNC)
 
     @property
     def captures_graphs(self) -> bool:

@@ -4,7 +4,9 @@ from dataclasses import dataclass, replace
 
 from kvledger.core.groups.spec import KVCacheSpec
 from kvledger.core.units import dtype_bytes
+from kvledger.models.drafts import Draft
 from kvledger.models.facts import ModelFacts
+from kvledger.models.layers import AttentionCache, Layer
 from kvledger.models.quantization import UnknownQuantizationError
 from kvledger.models.shards import Ranks
 from kvledger.models.weights import WeightBytes, rank_weight_bytes
@@ -24,6 +26,7 @@ from kvledger.plan.pool import (
     worker_pool,
 )
 from kvledger.plan.refusal import DOES_NOT_FIT, NO_MEMORY, QUANTIZATION, Refusal, RefusedError
+from kvledger.plan.speculative import EAGLE_LIKE
 from kvledger.plan.versions import VersionRules
 
 
@@ -37,6 +40,19 @@ class PlanRequest:
     rules: VersionRules
     measured: tuple[MeasuredMemory, ...] = (NOTHING_MEASURED,)
     group_size: int = 0
+    draft: Draft | None = None
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The caches of the model and of what drafts for it."""
+        return self.facts.layers + (self.draft.layers if self.draft is not None else ())
+
+    @property
+    def has_hybrid_manager(self) -> bool:
+        """Off as asked, and where a draft reads the hidden states of a model whose attention is chunked."""
+        chunked = any(isinstance(layer.cache, AttentionCache) and layer.cache.chunk for layer in self.facts.layers)
+        drafted = self.draft is not None and self.draft.method in EAGLE_LIKE
+        return not (self.options.disable_hybrid_kv_cache_manager or (chunked and drafted))
 
     @property
     def gpu(self) -> Gpu:
@@ -126,11 +142,13 @@ def request_limits(options: EngineOptions, settings: EngineSettings, length: int
 def make_plan(request: PlanRequest) -> Plan:
     """The plan. RefusedError when vLLM would not get as far as its memory; ConfigError for a wrong input."""
     facts, options = request.facts, request.options
-    settings = engine_settings(facts, options, request.gpu, request.rules)
-    specs: dict[str, KVCacheSpec] = {layer.name: layer.cache.spec(settings.cache) for layer in facts.layers}
+    draft = request.draft
+    num_drafted = draft.num_tokens if draft is not None else 0
+    settings = engine_settings(facts, options, request.gpu, request.rules, num_drafted)
+    specs: dict[str, KVCacheSpec] = {layer.name: layer.cache.spec(settings.cache) for layer in request.layers}
     layout = group_layers(
         specs,
-        hybrid_manager=not options.disable_hybrid_kv_cache_manager,
+        hybrid_manager=request.has_hybrid_manager,
         packed=facts.is_compressed,
         group_size=request.group_size,
     )
@@ -139,10 +157,16 @@ def make_plan(request: PlanRequest) -> Plan:
     weights = stage_weights(request, element, stages)
     budgets, workers = [], []
     for stage, layers in enumerate(stages):
-        load = StageLoad(weights[stage], len(layers))
+        load = StageLoad(weights[stage], len(layers), 1 + num_drafted)
         measured = request.measured_of_stage(stage)
         budget = memory_budget(facts.config, options, settings, request.gpu_of_stage(stage), load, measured)
-        on_stage = {layer.name: specs[layer.name] for layer in facts.layers if layer.index in layers}
+        # What drafts is on the last stage.
+        last = layers == stages[-1]
+        on_stage = {
+            layer.name: specs[layer.name]
+            for layer in request.layers
+            if layer.index in layers or (last and layer.index >= facts.num_layers)
+        }
         budgets.append(budget)
         available = budget.available_bytes
         workers.append(worker_pool(layout, stage, on_stage, available, options.num_gpu_blocks_override))
@@ -155,7 +179,13 @@ def stage_weights(request: PlanRequest, dtype_bytes: int, stages: list[range]) -
     facts, options = request.facts, request.options
     ranks = weight_ranks(options)
     try:
-        return rank_weight_bytes(facts.config, facts.layers, dtype_bytes, ranks, stages, options.quantization)
+        held = rank_weight_bytes(facts.config, facts.layers, dtype_bytes, ranks, stages, options.quantization)
+        if request.draft is None:
+            return held
+        params, size = request.draft.rank_bytes(dtype_bytes, ranks, options.quantization)
+        last = held[-1]
+        source = f"{last.source}, {request.draft.method} included" if size else last.source
+        return [*held[:-1], WeightBytes(last.params + params, last.bytes + size, source)]
     except UnknownQuantizationError as error:
         knows_weights = all(measured.weight_bytes is not None for measured in request.measured)
         if not knows_weights and not request.has_given_memory:

@@ -82,6 +82,9 @@ def heading(plan: Plan) -> Text:
     text.append(
         f"  on {count} x {cards}{', ' + ' '.join(sizes) if sizes else ''}, vLLM {plan.request.rules.name}", style=""
     )
+    draft = plan.request.draft
+    if draft is not None:
+        text.append(f", {draft.method} drafts {draft.num_tokens}")
     return text
 
 

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from kvledger.core.groups.spec import KVCacheGroupSpec, KVCacheSpec
+from kvledger.core.units import dtype_bytes
 from kvledger.plan.granularity import ReuseStep, reuse_step
 from kvledger.plan.layout import LayoutComparison
 from kvledger.plan.log_checks import LogCheck
-from kvledger.plan.plan import Plan
+from kvledger.plan.plan import Plan, weight_ranks
 from kvledger.plan.pool import blocks_of_group
 from kvledger.plan.refusal import Refusal
 from kvledger.plan.request import RequestHolding, request_holding
+from kvledger.plan.speculative import EAGLE_LIKE, lookahead_slots
 from kvledger.plan.terms import Term
 from kvledger.plan.work import JSONValue, step_work
 
@@ -54,7 +56,7 @@ class PlanView:
         notes = [*self.plan.facts.config.notes, *self.remarks]
         if not self.plan.request.gpu.sourced and self.plan.budgets[0].decides:
             notes.append(f"some figures of {self.plan.request.gpu.name} in the table of cards have no checked source")
-        if self.plan.request.options.disable_hybrid_kv_cache_manager:
+        if not self.plan.request.has_hybrid_manager:
             notes.append("hybrid KV cache manager off: windowed and chunked layers are charged like full ones")
         padding = padding_note(self.plan)
         step = reuse_step(self.plan)
@@ -174,13 +176,15 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
         "attention_backend": settings.backend.name,
         "groups": [group_object(plan, group) for group in plan.layout.groups],
         "padding_layers": plan.layout.padding_layers(),
-        "hybrid_kv_cache_manager": not options.disable_hybrid_kv_cache_manager,
+        "hybrid_kv_cache_manager": plan.request.has_hybrid_manager,
         "kv_cache_memory_bytes": min(worker.available_bytes for worker in plan.workers),
         "memory": [memory_object(view, stage) for stage in range(len(plan.budgets))],
         "fits": plan.error is None,
         "notes": list(view.notes),
         "not_modelled": list(view.unmodelled),
     }
+    if plan.request.draft is not None:
+        answer["draft"] = draft_object(plan)
     step = reuse_step(plan)
     answer["prefix_reuse_step"] = step.tokens if isinstance(step, ReuseStep) else None
     if not plan.keeps_nothing:
@@ -197,6 +201,21 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
     if plan.error is not None:
         answer["error"] = error_object(plan.error)
     return answer
+
+
+def draft_object(plan: Plan) -> dict[str, JSONValue]:
+    draft = plan.request.draft
+    assert draft is not None
+    ranks = weight_ranks(plan.request.options)
+    _, size = draft.rank_bytes(dtype_bytes(plan.settings.dtype), ranks, plan.request.options.quantization)
+    return {
+        "method": draft.method,
+        "num_tokens": draft.num_tokens,
+        "lookahead_slots": lookahead_slots(draft),
+        "reads_hidden_states": draft.method in EAGLE_LIKE,
+        "layers": len(draft.layers),
+        "weight_bytes": size,
+    }
 
 
 def memory_object(view: PlanView, stage: int) -> dict[str, JSONValue]:

@@ -14,6 +14,7 @@ from kvledger.replay.step_time import StepWork
 
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=NO_LIMIT)]
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+_Drafts = Annotated[int, msgspec.Meta(ge=0, le=1 << 10)]
 
 # Every kind of group that a plan can have.
 _SPECS: Final[dict[str, type[KVCacheSpec]]] = {
@@ -33,6 +34,15 @@ class PlannedError(msgspec.Struct):
     kind: str
     message: str
     ways_out: list[str] = []
+
+
+class PlannedDraft(msgspec.Struct):
+    """What drafts beside the model. `lookahead_slots`: that every request has reserved behind its tokens."""
+
+    method: str
+    num_tokens: _Drafts
+    lookahead_slots: _Drafts
+    reads_hidden_states: bool
 
 
 class PlannedEngine(msgspec.Struct):
@@ -59,6 +69,7 @@ class PlannedEngine(msgspec.Struct):
     num_blocks_high: int | None = None
     notes: list[str] = []
     error: PlannedError | None = None
+    draft: PlannedDraft | None = None
 
     @property
     def block_range(self) -> str:

@@ -309,3 +309,24 @@ def test_help_imports_none_of_what_plans() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'),
+        ("--speculative-config.method", "mtp", "--speculative-config.num_speculative_tokens", "2"),
+        ("--spec-method", "mtp", "--spec-tokens", "2"),
+    ],
+)
+def test_drafts_are_planned_from_a_pasted_line(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    pasted = ("--gpu", "H100", "--", "vllm", "serve", "Qwen/Qwen3.5-27B", "-tp", "2", *words)
+    found = as_json(capsys, *pasted)
+    draft = found["draft"]
+    assert (draft["method"], draft["num_tokens"], draft["lookahead_slots"], draft["layers"]) == ("mtp", 2, 2, 1)
+    # 424.7 million parameters of two bytes, on two ranks.
+    assert draft["weight_bytes"] == pytest.approx(424_698_880, rel=0.01)
+    assert [group["layers"] for group in found["groups"]] == [16, 16, 16, 17]
+    assert found["not_modelled"] == []
+    _, out, _ = run(capsys, *pasted)
+    assert "mtp drafts 2" in out

@@ -219,3 +219,26 @@ def test_a_plan_with_a_strange_group(
     code, _, err = run(capsys, "replay", "--plan", str(path))
     assert code == 1
     assert expected in err
+
+
+def test_planned_drafts_have_layers_in_the_pool_and_keep_the_last_block_of_hits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = (
+        "--model",
+        "zai-org/GLM-4.7-Flash",
+        "--num-blocks",
+        "30000",
+        "--limit",
+        "12",
+        "--hash",
+        "none",
+        "--sequential",
+    )
+    bare = replay(capsys, *options)
+    module = replay(capsys, *options, "--spec-method", "mtp", "--spec-tokens", "1")
+    # One latent layer more, and the last block of every hit is computed again.
+    assert module["bytes_per_block"] * 47 == bare["bytes_per_block"] * 48
+    assert module["prefix_cache"]["num_hit_tokens"] < bare["prefix_cache"]["num_hit_tokens"]
+    looked_up = replay(capsys, *options, "--spec-method", "ngram", "--spec-tokens", "4")
+    assert looked_up["prefix_cache"]["num_hit_tokens"] == bare["prefix_cache"]["num_hit_tokens"]

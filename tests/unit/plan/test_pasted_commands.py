@@ -196,7 +196,6 @@ def test_every_modelled_option_is_one_of_the_plans_own() -> None:
         ("--cudagraph-capture-sizes 1 2 4", "default sizes"),
         ('-cc {"cudagraph_capture_sizes":[1]}', "default sizes"),
         ("--max-loras 4", "adapters"),
-        ("--speculative-config.method ngram", "--speculative-config is not modelled: the draft"),
         ('--kv-transfer-config {"kv_connector":"X"}', "hybrid manager"),
         ("--cpu-offload-gb 10", "offloaded weights"),
     ],
