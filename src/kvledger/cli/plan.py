@@ -165,9 +165,9 @@ def print_answer(
     if isinstance(result, Refusal):
         notes = (*request.facts.config.notes, *asked.remarks)
         if show.as_json:
-            print(json.dumps(refusal_object(asked.model, result, notes, asked.unmodelled)))
+            print(json.dumps(refusal_object(asked.model, request.rules.name, result, notes, asked.unmodelled)))
         else:
-            console().print(refusal_text(result, notes, asked.unmodelled))
+            console().print(refusal_text(result, notes, asked.unmodelled, request.rules.name))
         return 1
     layouts = compare_plan_layouts(result) if show.layouts else None
     view = PlanView(
@@ -188,9 +188,11 @@ def print_sweep(asked: "Asked", text: str, show: Show) -> int:
 
     sweep = parse_sweep(text)
     rows = run_sweep(asked, sweep)
+    release = asked.rules().name
     if show.as_json:
-        print(json.dumps([sweep_object(sweep.key, value, result) for value, result in rows]))
+        print(json.dumps([sweep_object(sweep.key, value, release, result) for value, result in rows]))
     else:
+        console().print(f"{asked.model}, vLLM {release}\n")
         console().print(sweep_table(sweep.key, rows))
     return int(not any(getattr(result, "error", result) is None for _, result in rows))
 

@@ -14,7 +14,7 @@ from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, PlanRequest, make_plan
 from kvledger.plan.refusal import Refusal, RefusedError
 from kvledger.plan.speculative import draft_of
-from kvledger.plan.versions import NEWEST_VERSION, unknown_class_note, version_rules
+from kvledger.plan.versions import NEWEST_VERSION, VersionRules, unknown_class_note, version_rules
 from kvledger.plan.ways_out import ways_out
 
 # The card that decides defaults where the memory is given and no card is.
@@ -43,6 +43,10 @@ class Asked:
     card: Gpu | None = None
     stages: tuple[MeasuredMemory, ...] = ()
 
+    def rules(self) -> VersionRules:
+        """Of the release that is asked about. ConfigError for one that is not modelled."""
+        return version_rules(self.vllm_version or NEWEST_VERSION)
+
 
 def build_request(asked: Asked) -> PlanRequest:
     """The request. ConfigError when the model or the card is missing or not known."""
@@ -55,7 +59,7 @@ def build_request(asked: Asked) -> PlanRequest:
     facts = model_facts(config)
     for note in card_notes(asked, cards, facts):
         config.note(note)
-    rules = version_rules(asked.vllm_version or NEWEST_VERSION)
+    rules = asked.rules()
     note = unknown_class_note(rules, config.architecture)
     if note:
         config.note(note)

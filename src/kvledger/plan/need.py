@@ -203,6 +203,7 @@ def answers_object(ranked: Sequence[Answer], notes: Sequence[str], unmodelled: S
     need = ranked[0].need
     return {
         "model": ranked[0].plan.facts.name,
+        "vllm_version": ranked[0].plan.request.rules.name,
         "need": {"users": need.users, "context": need.context},
         "answers": [answer_object(answer) for answer in ranked],
         "notes": list(notes),

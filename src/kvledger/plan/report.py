@@ -278,11 +278,15 @@ def note_lines(notes: Sequence[str], unmodelled: Sequence[str]) -> Text:
     return text
 
 
-def refusal_text(refusal: Refusal, notes: Sequence[str] = (), unmodelled: Sequence[str] = ()) -> Text:
+def refusal_text(
+    refusal: Refusal, notes: Sequence[str] = (), unmodelled: Sequence[str] = (), vllm_version: str = ""
+) -> Text:
+    """A refusal, and the ways out. `vllm_version`: where no plan says which release refuses."""
     text = note_lines(notes, unmodelled)
     text.append("\n\n" if text else "\n")
     too_little = refusal.kind in (NO_MEMORY, DOES_NOT_FIT)
-    text.append("does not fit: " if too_little else "refused: ", style="bold red")
+    whose = f" (vLLM {vllm_version})" if vllm_version else ""
+    text.append(f"does not fit{whose}: " if too_little else f"refused{whose}: ", style="bold red")
     text.append(refusal.message)
     for way in refusal.ways_out:
         text.append("\n  - " + way, style="green")
@@ -347,7 +351,9 @@ def need_table(answers: Sequence[Answer]) -> RenderableType:
             row.append("" if answer.price is None else f"{answer.price:,.2f}")
         table.add_row(*row)
     name = answers[0].plan.facts.name
-    asked = Text(f"{name}: {need.users:,} users at a time, {need.context:,} tokens each\n", style="bold")
+    release = answers[0].plan.request.rules.name
+    words = f"{name}, vLLM {release}: {need.users:,} users at a time, {need.context:,} tokens each\n"
+    asked = Text(words, style="bold")
     legend = (
         "blocks and longest: of a replica; users: that fit at a time; at least: at the low end of the memory estimate"
     )

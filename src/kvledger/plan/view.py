@@ -130,11 +130,12 @@ def error_object(refusal: Refusal) -> dict[str, JSONValue]:
 
 
 def refusal_object(
-    model: str | None, refusal: Refusal, notes: Sequence[str], unmodelled: Sequence[str]
+    model: str | None, vllm_version: str, refusal: Refusal, notes: Sequence[str], unmodelled: Sequence[str]
 ) -> dict[str, JSONValue]:
     """The object of an engine that would not start: the fields of a plan that there are."""
     return {
         "model": model,
+        "vllm_version": vllm_version,
         "fits": False,
         "error": error_object(refusal),
         "notes": list(notes),
@@ -196,7 +197,7 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
     if view.checks:
         answer["log"] = [{**vars(check), "agrees": check.agrees} for check in view.checks]
     if view.what_if is not None:
-        before = sweep_object("log", "as it started", view.what_if.before)
+        before = sweep_object("log", "as it started", plan.request.rules.name, view.what_if.before)
         answer["what_if"] = {"changes": list(view.what_if.changes), "before": before}
     if plan.error is not None:
         answer["error"] = error_object(plan.error)
@@ -267,12 +268,13 @@ def holding_of(plan: Plan, prompt: int, output: int) -> RequestHolding | None:
     return request_holding(plan, min(prompt, plan.settings.max_model_len - output), output)
 
 
-def sweep_object(key: str, value: str, result: Plan | Refusal) -> dict[str, JSONValue]:
+def sweep_object(key: str, value: str, vllm_version: str, result: Plan | Refusal) -> dict[str, JSONValue]:
     """One line of a sweep."""
     if isinstance(result, Refusal):
-        return {key: value, "fits": False, "error": error_object(result)}
+        return {key: value, "vllm_version": vllm_version, "fits": False, "error": error_object(result)}
     return {
         key: value,
+        "vllm_version": vllm_version,
         "fits": result.error is None,
         "block_size": result.block_size,
         "num_blocks": result.num_blocks,

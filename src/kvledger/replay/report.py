@@ -72,7 +72,7 @@ def _heading(result: ReplayResult) -> Text:
         gpus = f"{result.num_gpus} x {result.gpu}"
         limit = f", at most {result.max_model_len:,} tokens" if result.max_model_len else ""
         heading.append(result.model, style="bold")
-        heading.append(f"  on {gpus}, groups: {len(result.groups)}{limit}\n", style="dim")
+        heading.append(f"  on {gpus}, vLLM {result.vllm_version}, groups: {len(result.groups)}{limit}\n", style="dim")
     return heading
 
 

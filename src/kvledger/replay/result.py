@@ -119,6 +119,8 @@ class ReplayResult(msgspec.Struct):
     hash_block_size: int
     hit_step: int
     num_short_prompts: int
+    # The release of vLLM whose decisions were made.
+    vllm_version: str
     # The costliest reason first; empty in sequential mode, where nobody waits.
     why_waited: list[WaitTime]
     why_missed: WhyMissed | None = None

@@ -116,6 +116,7 @@ class Tally:
             groups=self.group_meter.results(stats),
             bytes_per_block=self.config.layout.bytes_per_block,
             hash_block_size=self.config.hash_block_size,
+            vllm_version=self.config.decisions,
             hit_step=self._hit_step,
             num_short_prompts=self.num_short_prompts,
             why_missed=self._why_missed(),

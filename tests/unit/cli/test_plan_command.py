@@ -64,6 +64,23 @@ def test_refusal_is_data_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["fits"] is False
 
 
+def test_every_answer_says_which_release_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan, a refusal, the lines of a sweep and the answers to a need."""
+    qwen = ("Qwen/Qwen3-8B", "--gpu", "H100", "--vllm-version", "0.32.1")
+    _, out, _ = run(capsys, *qwen)
+    assert out.splitlines()[0].endswith(", vLLM 0.32")
+    assert as_json(capsys, *qwen)["vllm_version"] == "0.32"
+    refused = ("Qwen/Qwen2-7B", "--gpu", "H100", "--tp", "8", "--vllm-version", "0.32")
+    _, out, _ = run(capsys, *refused)
+    assert "refused (vLLM 0.32): " in out
+    assert json.loads(run(capsys, *refused, "--json")[1])["vllm_version"] == "0.32"
+    _, out, _ = run(capsys, *qwen, "--sweep", "max-model-len=8k,400k")
+    assert out.splitlines()[0] == "Qwen/Qwen3-8B, vLLM 0.32"
+    rows = as_json(capsys, *qwen, "--sweep", "max-model-len=8k,400k")
+    assert [(row["vllm_version"], row["fits"]) for row in rows] == [("0.32", True), ("0.32", False)]
+    assert as_json(capsys, *qwen, "--need", "users=2,context=4k")["vllm_version"] == "0.32"
+
+
 def test_text_of_a_failure_lists_the_ways_out(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "Qwen/Qwen3-32B", "--gpu", "A100")
     assert code == 1
@@ -189,7 +206,8 @@ def test_a_log_and_another_option_is_a_what_if(capsys: pytest.CaptureFixture[str
 
 def test_sweep_is_one_line_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "Qwen/Qwen3-8B", "--gpu", "H100", "--sweep", "max-model-len=8k,16k,32k")
-    assert len(out.strip().splitlines()) == 4
+    assert out.splitlines()[:2] == ["Qwen/Qwen3-8B, vLLM 0.33", ""]
+    assert len(out.strip().splitlines()) == 6
     rows = as_json(capsys, "Qwen/Qwen3-8B", "--sweep", "gpu=L4,H100")
     assert [row["gpu"] for row in rows] == ["L4", "H100"]
 
@@ -198,7 +216,7 @@ def test_a_need_is_answered_with_cards_counts_and_a_command(capsys: pytest.Captu
     asked = ("Qwen/Qwen3-32B", "--need", "users=50,context=32k", "--gpu", "H100,H200", "--prices", "H100=2.5,H200=3.5")
     code, out, _ = run(capsys, *asked)
     assert code == 0
-    assert "Qwen/Qwen3-32B: 50 users at a time, 32,000 tokens each" in out
+    assert "Qwen/Qwen3-32B, vLLM 0.33: 50 users at a time, 32,000 tokens each" in out
     rows = [line.split() for line in out.splitlines() if line.startswith("NVIDIA")]
     assert [float(row[-1]) for row in rows] == sorted(float(row[-1]) for row in rows)
     found = as_json(capsys, *asked)
@@ -248,7 +266,7 @@ def test_a_need_stands_alone(words: tuple[str, ...], message: str, capsys: pytes
 
 def test_sweeps_over_cards_and_over_requests_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, LLAMA, "--sweep", "cards=L4,H100")
-    assert [line.split()[0] for line in out.splitlines()] == ["gpu", "L4", "H100"]
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["gpu", "L4", "H100"]
     rows = as_json(capsys, LLAMA, "--gpu", "H100", "--sweep", "max-num-seqs=256,1024")
     # Sampling 1,024 sequences takes more than a pass over 8,192 tokens, so fewer of them leave more for the cache.
     assert rows[0]["num_blocks"] > rows[1]["num_blocks"] == 28_134

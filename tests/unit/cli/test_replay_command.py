@@ -12,6 +12,8 @@ import pytest
 
 from kvledger.cli import main
 from kvledger.cli.replay_options import ReplayOptions
+from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES
+from kvledger.plan.versions import NEWEST_VERSION, VERSIONS
 from tests.unit.traces.recordings import agent_request, mooncake, session, write
 
 QUICK = ("--hash", "none")
@@ -269,6 +271,22 @@ ENGINES = [
     ("--vllm-version", "0.32", "--weights-gib", "16", "--activation-gib", "2", "--max-num-batched-tokens", "4k"),
     ("--disable-hybrid-kv-cache-manager", "--model", "google/gemma-3-4b-it-text-only", "--no-async-scheduling"),
 ]
+
+
+def test_the_release_has_one_meaning_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--vllm-version` is the ledger's releases, in plan and replay alike; a plan in a file carries it along."""
+    assert (tuple(sorted(VERSIONS)), NEWEST_VERSION) == (RELEASES, LATEST_RELEASE)
+    plan = tmp_path / "plan.json"
+    quick = ("--limit", "3", *QUICK)
+    assert main(["plan", "meta-llama/Llama-3.1-8B", "--gpu", "H100", "--vllm-version", "v0.32.1", "--json"]) == 0
+    plan.write_text(capsys.readouterr().out)
+    for options, release in (((), "0.33"), (("--vllm-version", "0.32"), "0.32"), (("--plan", str(plan)), "0.32")):
+        _, out, _ = run(capsys, *quick, *options)
+        assert f", vLLM {release}," in out
+        assert json.loads(run(capsys, *quick, *options, "--json")[1])["vllm_version"] == release
+    code, _, err = run(capsys, *quick, "--plan", str(plan), "--vllm-version", "0.33")
+    assert code == 2
+    assert "--plan says so itself" in err
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=" ".join)

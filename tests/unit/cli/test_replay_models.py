@@ -123,7 +123,7 @@ def test_the_report_has_a_table_of_groups(
     code, out, _ = run(capsys, "replay", trace, "--model", "Qwen/Qwen3.5-27B", "--num-blocks", "100", *QUICK)
     assert code == 0
     for words in (
-        "Qwen/Qwen3.5-27B  on 1 x NVIDIA H100 80GB HBM3 (SXM), groups: 4, at most 262,144 tokens",
+        "Qwen/Qwen3.5-27B  on 1 x NVIDIA H100 80GB HBM3 (SXM), vLLM 0.33, groups: 4, at most 262,144 tokens",
         "shorter prompts never hit",
         "hits end at multiples of",
         "prompts too short for that",
@@ -147,7 +147,7 @@ def test_a_layout_file_with_drafts_and_sparse_retention(
     sparse = replay(capsys, *options, "--retention-interval", "0")
     assert sparse["groups"][1]["num_cached_blocks"] < drafts["groups"][1]["num_cached_blocks"] / 4
     _, out, _ = run(capsys, "replay", *options, *QUICK)
-    assert "layout.json  on 4 x NVIDIA H100 80GB HBM3 (SXM), groups: 2, at most 131,072 tokens\n" in out
+    assert "layout.json  on 4 x NVIDIA H100 80GB HBM3 (SXM), vLLM 0.33, groups: 2, at most 131,072 tokens\n" in out
     assert "1,000 x 16 tokens" in out
 
 
