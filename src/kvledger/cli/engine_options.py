@@ -19,24 +19,29 @@ if TYPE_CHECKING:
     from kvledger.plan.memory import MeasuredMemory
     from kvledger.plan.options import EngineOptions
 
-ENGINE: Final = "The engine (vLLM's names)"
+ENGINE: Final = "Model and types (vLLM's names)"
+LIMITS: Final = "Limits and steps (vLLM's names)"
+RANKS: Final = "Ranks (vLLM's names)"
+DRAFTS: Final = "Drafts (vLLM's names)"
+MEMORY: Final = "Memory (vLLM's names)"
+PANELS: Final = (ENGINE, LIMITS, RANKS, DRAFTS, MEMORY)
 CARD: Final = "Card and memory"
 GIB: Final = 1 << 30
 
 
-def whole(help_text: str, *names: str) -> Any:
+def whole(panel: str, help_text: str, *names: str) -> Any:
     """An option that is a count."""
-    return Option(*names, parser=parse_whole, metavar="N", help=help_text, rich_help_panel=ENGINE)
+    return Option(*names, parser=parse_whole, metavar="N", help=help_text, rich_help_panel=panel)
 
 
-def words(help_text: str) -> Any:
+def words(panel: str, help_text: str) -> Any:
     """An option that is taken as it stands."""
-    return Option(metavar="TEXT", help=help_text, rich_help_panel=ENGINE)
+    return Option(metavar="TEXT", help=help_text, rich_help_panel=panel)
 
 
-def switch(help_text: str, *names: str) -> Any:
+def switch(panel: str, help_text: str, *names: str) -> Any:
     """An option that is on, off or not given."""
-    return Option(*names, help=help_text, rich_help_panel=ENGINE)
+    return Option(*names, help=help_text, rich_help_panel=panel)
 
 
 def measured(help_text: str) -> Any:
@@ -63,18 +68,22 @@ class PlannedEngineOptions:
 
     max_model_len: Annotated[
         int | None,
-        Option(parser=parse_length, metavar="N", help="Longest request: 32768, 32k, or auto.", rich_help_panel=ENGINE),
+        Option(parser=parse_length, metavar="N", help="Longest request: 32768, 32k, or auto.", rich_help_panel=LIMITS),
     ] = None
-    dtype: Annotated[str | None, words("auto, bfloat16, float16 or float32. Default: auto.")] = None
-    kv_cache_dtype: Annotated[str | None, words("auto, bfloat16, float16, fp8, fp8_e4m3, ... Default: auto.")] = None
-    block_size: Annotated[int | None, whole("Tokens per block. Default: what the model's kernels prefer.")] = None
+    dtype: Annotated[str | None, words(ENGINE, "auto, bfloat16, float16 or float32. Default: auto.")] = None
+    kv_cache_dtype: Annotated[
+        str | None, words(ENGINE, "auto, bfloat16, float16, fp8, fp8_e4m3, ... Default: auto.")
+    ] = None
+    block_size: Annotated[int | None, whole(ENGINE, "Tokens per block. Default: what the model's kernels prefer.")] = (
+        None
+    )
     gpu_memory_utilization: Annotated[
         float | None,
         Option(
             parser=parse_number,
             metavar="N",
             help="Share of the card for this engine. Default: 0.92.",
-            rich_help_panel=ENGINE,
+            rich_help_panel=MEMORY,
         ),
     ] = None
     kv_cache_memory_bytes: Annotated[
@@ -83,71 +92,89 @@ class PlannedEngineOptions:
             parser=parse_bytes,
             metavar="BYTES",
             help="KV cache of each GPU, instead of a share: 54.6GiB.",
-            rich_help_panel=ENGINE,
+            rich_help_panel=MEMORY,
         ),
     ] = None
     num_gpu_blocks_override: Annotated[
         int | None,
         whole(
+            MEMORY,
             "Blocks of the pool, the null block included, instead of the computed number.",
             "--num-gpu-blocks-override",
             "--num-blocks",
         ),
     ] = None
-    max_num_batched_tokens: Annotated[int | None, whole("Tokens of one step. Default: by the card.")] = None
-    max_num_seqs: Annotated[int | None, whole("Requests of one step. Default: by the card.")] = None
+    max_num_batched_tokens: Annotated[int | None, whole(LIMITS, "Tokens of one step. Default: by the card.")] = None
+    max_num_seqs: Annotated[int | None, whole(LIMITS, "Requests of one step. Default: by the card.")] = None
     tensor_parallel_size: Annotated[
-        int | None, whole("Ranks that share each layer.", "--tensor-parallel-size", "--tp", "-tp")
+        int | None, whole(RANKS, "Ranks that share each layer.", "--tensor-parallel-size", "--tp", "-tp")
     ] = None
     pipeline_parallel_size: Annotated[
-        int | None, whole("Stages of layers.", "--pipeline-parallel-size", "--pp", "-pp")
+        int | None, whole(RANKS, "Stages of layers.", "--pipeline-parallel-size", "--pp", "-pp")
     ] = None
-    pp_layer_partition: Annotated[str | None, words("Layers of each stage: 16,32.")] = None
+    pp_layer_partition: Annotated[str | None, words(RANKS, "Layers of each stage: 16,32.")] = None
     prefill_context_parallel_size: Annotated[
-        int | None, whole("Ranks that share a prompt's tokens.", "--prefill-context-parallel-size", "--pcp", "-pcp")
+        int | None,
+        whole(RANKS, "Ranks that share a prompt's tokens.", "--prefill-context-parallel-size", "--pcp", "-pcp"),
     ] = None
-    data_parallel_size: Annotated[int | None, whole("Replicas.", "--data-parallel-size", "--dp", "-dp")] = None
+    data_parallel_size: Annotated[int | None, whole(RANKS, "Replicas.", "--data-parallel-size", "--dp", "-dp")] = None
     decode_context_parallel_size: Annotated[
-        int | None, whole("Ranks that share a request's tokens.", "--decode-context-parallel-size", "--dcp", "-dcp")
+        int | None,
+        whole(RANKS, "Ranks that share a request's tokens.", "--decode-context-parallel-size", "--dcp", "-dcp"),
     ] = None
-    enable_expert_parallel: Annotated[bool | None, switch("Share experts over all ranks.")] = None
+    enable_expert_parallel: Annotated[bool | None, switch(RANKS, "Share experts over all ranks.")] = None
     enable_prefix_caching: Annotated[
         bool | None,
         switch(
+            LIMITS,
             "Reuse cached prefixes; on for most models.",
             "--enable-prefix-caching/--no-enable-prefix-caching",
             "--prefix-caching/--no-prefix-caching",
         ),
     ] = None
-    enable_chunked_prefill: Annotated[bool | None, switch("Long prompts over several steps. Default: yes.")] = None
+    enable_chunked_prefill: Annotated[bool | None, switch(LIMITS, "Long prompts over several steps. Default: yes.")] = (
+        None
+    )
     performance_mode: Annotated[
-        str | None, words("balanced, interactivity or throughput, which doubles batches. Default: balanced.")
+        str | None, words(LIMITS, "balanced, interactivity or throughput, which doubles batches. Default: balanced.")
     ] = None
-    disable_hybrid_kv_cache_manager: Annotated[bool | None, switch("Store windowed layers like full ones.")] = None
-    async_scheduling: Annotated[bool | None, switch("Prepare a step during the last one. Default: yes.")] = None
-    enforce_eager: Annotated[bool | None, switch("No CUDA graphs.")] = None
-    optimization_level: Annotated[int | None, whole("0 to 3; 0 has no CUDA graphs.", "--optimization-level", "-O")] = (
+    disable_hybrid_kv_cache_manager: Annotated[bool | None, switch(LIMITS, "Store windowed layers like full ones.")] = (
         None
     )
-    compilation_config: Annotated[str | None, words("JSON; its cudagraph_mode is read.")] = None
-    attention_backend: Annotated[str | None, words("FLASH_ATTN, TRITON_ATTN, FLASHMLA, ... Default: by the card.")] = (
-        None
-    )
+    async_scheduling: Annotated[bool | None, switch(LIMITS, "Prepare a step during the last one. Default: yes.")] = None
+    enforce_eager: Annotated[bool | None, switch(MEMORY, "No CUDA graphs.")] = None
+    optimization_level: Annotated[
+        int | None, whole(MEMORY, "0 to 3; 0 has no CUDA graphs.", "--optimization-level", "-O")
+    ] = None
+    compilation_config: Annotated[str | None, words(MEMORY, "JSON; its cudagraph_mode is read.")] = None
+    attention_backend: Annotated[
+        str | None, words(ENGINE, "FLASH_ATTN, TRITON_ATTN, FLASHMLA, ... Default: by the card.")
+    ] = None
     speculative_config: Annotated[
-        str | None, words('JSON of what drafts: {"method": "mtp", "num_speculative_tokens": 2}.')
+        str | None, words(DRAFTS, 'JSON of what drafts: {"method": "mtp", "num_speculative_tokens": 2}.')
     ] = None
-    spec_method: Annotated[str | None, words("Of speculative_config: mtp, eagle3, dflash, draft_model, ngram, ...")] = (
+    spec_method: Annotated[
+        str | None, words(DRAFTS, "Of speculative_config: mtp, eagle3, dflash, draft_model, ngram, ...")
+    ] = None
+    spec_model: Annotated[
+        str | None, words(DRAFTS, "Of speculative_config: the draft's config.json, hub id or name.")
+    ] = None
+    spec_tokens: Annotated[int | None, whole(DRAFTS, "Of speculative_config: tokens that are drafted in a step.")] = (
         None
     )
-    spec_model: Annotated[str | None, words("Of speculative_config: the draft's config.json, hub id or name.")] = None
-    spec_tokens: Annotated[int | None, whole("Of speculative_config: tokens that are drafted in a step.")] = None
-    hf_overrides: Annotated[str | None, words("JSON: fields of config.json to replace.")] = None
+    hf_overrides: Annotated[str | None, words(ENGINE, "JSON: fields of config.json to replace.")] = None
     allow_long_max_model_len: Annotated[
-        bool | None, switch("VLLM_ALLOW_LONG_MAX_MODEL_LEN: max_model_len may be longer than the config's.")
+        bool | None, switch(LIMITS, "VLLM_ALLOW_LONG_MAX_MODEL_LEN: max_model_len may be longer than the config's.")
     ] = None
-    mamba_cache_dtype: Annotated[str | None, words("Element type of convolution windows. Default: auto.")] = None
-    mamba_block_size: Annotated[int | None, whole("Tokens of a block of states, where nothing else is kept.")] = None
-    mamba_ssm_cache_dtype: Annotated[str | None, words("Element type of recurrent states. Default: auto.")] = None
+    mamba_cache_dtype: Annotated[str | None, words(ENGINE, "Element type of convolution windows. Default: auto.")] = (
+        None
+    )
+    mamba_block_size: Annotated[
+        int | None, whole(ENGINE, "Tokens of a block of states, where nothing else is kept.")
+    ] = None
+    mamba_ssm_cache_dtype: Annotated[str | None, words(ENGINE, "Element type of recurrent states. Default: auto.")] = (
+        None
+    )
     quantization: Annotated[
         str | None,
         Option(
@@ -158,8 +185,8 @@ class PlannedEngineOptions:
             rich_help_panel=ENGINE,
         ),
     ] = None
-    entry_point: Annotated[str | None, words("server or llm: their defaults differ. Default: server.")] = None
-    vllm_version: Annotated[str | None, words("0.33 or 0.32. Default: 0.33.")] = None
+    entry_point: Annotated[str | None, words(LIMITS, "server or llm: their defaults differ. Default: server.")] = None
+    vllm_version: Annotated[str | None, words(ENGINE, "0.33 or 0.32. Default: 0.33.")] = None
 
     gpu: Annotated[
         str | None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from typer import Argument, Option
 
-from kvledger.cli.engine_options import ENGINE, PlannedEngineOptions
+from kvledger.cli.engine_options import LIMITS, PlannedEngineOptions
 from kvledger.cli.numbers import parse_number, parse_whole
 from kvledger.errors import wrong_value
 
@@ -54,7 +54,7 @@ class ReplayOptions(PlannedEngineOptions):
         Option(
             metavar="MODEL",
             help="The model: config.json, directory, hub id or bundled name. Default: Llama-3.1-8B.",
-            rich_help_panel=ENGINE,
+            rich_help_panel=LIMITS,
         ),
     ] = None
     plan: Annotated[
@@ -62,7 +62,7 @@ class ReplayOptions(PlannedEngineOptions):
         Option(
             metavar="FILE",
             help="An engine as `kvledger plan --json` gives it; - for standard input.",
-            rich_help_panel=ENGINE,
+            rich_help_panel=LIMITS,
         ),
     ] = None
     layout: Annotated[
@@ -70,18 +70,18 @@ class ReplayOptions(PlannedEngineOptions):
         Option(
             metavar="FILE",
             help="Groups of layers from a small JSON file in place of the model's (docs/replay.md).",
-            rich_help_panel=ENGINE,
+            rich_help_panel=LIMITS,
         ),
     ] = None
-    drafts: Annotated[int, whole(ENGINE, "Tokens that a draft model looks ahead: slots and hits it costs.")] = 0
+    drafts: Annotated[int, whole(LIMITS, "Tokens that a draft model looks ahead: slots and hits it costs.")] = 0
     retention_interval: Annotated[
         int | None,
-        whole(ENGINE, "Windows and states stay cached once in so many tokens; 0: only at the ends of prompts."),
+        whole(LIMITS, "Windows and states stay cached once in so many tokens; 0: only at the ends of prompts."),
     ] = None
     watermark: Annotated[
-        float, number(ENGINE, "Share of the pool kept free when a request is admitted while others run.")
+        float, number(LIMITS, "Share of the pool kept free when a request is admitted while others run.")
     ] = 0.0
-    policy: Annotated[Literal["fcfs", "priority"], Option(help="Who is served first.", rich_help_panel=ENGINE)] = "fcfs"
+    policy: Annotated[Literal["fcfs", "priority"], Option(help="Who is served first.", rich_help_panel=LIMITS)] = "fcfs"
 
     # The trace
     format: Annotated[

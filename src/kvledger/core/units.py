@@ -44,6 +44,27 @@ def dtype_bytes(dtype: str) -> int:
     return size
 
 
+# Types whose keys and values have their scales behind them in the page: elements in a byte, bytes of a head's scale.
+SCALED_TYPES: Final[dict[str, tuple[int, int]]] = {
+    "int8_per_token_head": (1, 4),
+    "fp8_per_token_head": (1, 4),
+    "int4_per_token_head": (2, 4),
+}
+# Two elements in a byte, and a scale of one byte for each 16.
+NVFP4: Final = "nvfp4"
+NVFP4_GROUP: Final = 16
+
+
+def vector_bytes(dtype: str, size: int) -> int:
+    """Bytes of one head's key or value of a token: `size` elements, with their scales where the type packs them."""
+    if dtype == NVFP4:
+        return size // 2 + size // NVFP4_GROUP
+    scaled = SCALED_TYPES.get(dtype)
+    if scaled is None:
+        return size * dtype_bytes(dtype)
+    return size // scaled[0] + scaled[1]
+
+
 def require_positive(field: str, value: int, most: int | None = None) -> None:
     """ConfigError unless value is an integer from 1 on, up to `most`."""
     _require_integer(field, value)

@@ -184,7 +184,8 @@ def explicit_kinds(config: ModelConfig, count: int) -> list[str] | None:
         # With Kimi delta attention (Ling 3), what is left over behind the last whole group is full as well.
         whole = count // group * group if config.has("short_conv_kernel_size") else count
         return [FULL if (index + 1) % group == 0 or index >= whole else STATE for index in range(count)]
-    return None
+    # Without attn_layer_indices no layer of it attends.
+    return [STATE] * count if config.model_type == "bamba" else None
 
 
 def has_two_blocks(config: ModelConfig) -> bool:

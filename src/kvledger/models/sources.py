@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -51,6 +52,10 @@ def _whole(digits: str) -> int | str:
 def _decimal(digits: str) -> float | str:
     value = float(digits)
     return value if abs(value) < 10**MAX_DIGITS else digits
+
+
+# Names that have at least this share of their letters in common, in order, are similar.
+ALIKE = 0.6
 
 
 @cache
@@ -117,9 +122,15 @@ def load_config(name: str, *, offline: bool = False) -> ModelConfig:
 
 
 def near_names(name: str) -> str:
-    """Up to three catalogue names that contain the asked one's longest word, as a hint."""
-    words = sorted(name.lower().replace("/", "-").split("-"), key=len, reverse=True)
-    near = [line.split("\t", 1)[0] for key, line in catalogue_lines().items() if words and words[0] in key][:3]
+    """Up to three catalogue names that are spelled most alike, with the owner or without, as a hint."""
+    asked = name.lower()
+    alike: dict[str, float] = {}
+    for key, line in catalogue_lines().items():
+        known = key if "/" in asked else key.split("/")[-1]
+        ratio = SequenceMatcher(None, asked, known).ratio()
+        if ratio >= ALIKE:
+            alike[line.split("\t", 1)[0]] = ratio
+    near = sorted(alike, key=lambda found: -alike[found])[:3]
     return f" (bundled and similar: {', '.join(near)})" if near else ""
 
 

@@ -5,15 +5,18 @@ Facts about vLLM 0.32 and 0.33. A backend is a row; the choice among them is by 
 
 from dataclasses import dataclass
 
+from kvledger.core.units import NVFP4, SCALED_TYPES
 from kvledger.errors import ConfigError
 from kvledger.models.facts import ModelFacts
-from kvledger.models.layers import LatentCache
+from kvledger.models.layers import AttentionCache, LatentCache
 
 # The kernels of hybrid MLA models need blocks in multiples of this.
 HYBRID_MLA_STEP = 128
 
 
 FP8 = ("fp8", "fp8_e4m3")
+# NVFP4 with a search for scales, which only cards of compute capability 10 have.
+NVFP4_SEARCHED = "nvfp4_4over6"
 ANY_CARD = 0.0
 
 
@@ -42,15 +45,18 @@ class Backend:
         """Why it cannot be taken, "" where it can. A card whose capability is not known is taken to be able."""
         if not kv_cache_dtype.startswith(("auto", "float", "bfloat")):
             able = kv_cache_dtype in self.quantized and not 0 < compute_capability < self.quantized_from
-            if not able:
+            searches = kv_cache_dtype == NVFP4_SEARCHED and compute_capability and int(compute_capability) != 10
+            if not able or searches:
                 return "kv_cache_dtype not supported"
         low, high = self.cards
         return "" if not compute_capability or low <= compute_capability <= high else "compute capability not supported"
 
 
 FLASH_ATTN = Backend("FLASH_ATTN", 16, 16, quantized=FP8, quantized_from=9.0, cards=(8.0, 99.0))
-TRITON_ATTN = Backend("TRITON_ATTN", 16, 16, quantized=(*FP8, "fp8_e5m2"))
-FLASHINFER = Backend("FLASHINFER", 16, 16, accepted=(16, 32, 64), quantized=(*FP8, "fp8_e5m2"), cards=(8.0, 12.1))
+TRITON_ATTN = Backend("TRITON_ATTN", 16, 16, quantized=(*FP8, "fp8_e5m2", *SCALED_TYPES))
+FLASHINFER = Backend(
+    "FLASHINFER", 16, 16, accepted=(16, 32, 64), quantized=(*FP8, "fp8_e5m2", NVFP4, NVFP4_SEARCHED), cards=(8.0, 12.1)
+)
 FLEX_ATTENTION = Backend("FLEX_ATTENTION", 16, 16)
 TRITON_FLASH_ATTN_FP8 = Backend("TRITON_FLASH_ATTN", 64, 64, quantized=FP8)
 FLASH_ATTN_MLA = Backend("FLASH_ATTN_MLA", 16, 16, cards=(9.0, 9.9))
@@ -63,6 +69,9 @@ SPARSE_MLA_PACKED = Backend("FLASHMLA_SPARSE", 64, 64)
 FLASHINFER_SPARSE_MLA = Backend("FLASHINFER_MLA_SPARSE", 64, 64)
 COMPRESSED_MLA = Backend("FLASHMLA_SPARSE_DSV4", 256, 256)
 NO_ATTENTION = Backend("none", 1, 16)
+
+# Families whose attention has sinks.
+WITH_SINKS = ("gpt_oss",)
 
 # By priority: plain attention, with FlashInfer first on compute capability 10, and latents.
 PLAIN = (FLASH_ATTN, FLASHINFER, TRITON_ATTN, FLEX_ATTENTION)
@@ -90,6 +99,7 @@ def choose_backend(
     if sparse:
         return sparse_backend(facts, kv_cache_dtype, compute_capability)
     on_10 = 10 <= compute_capability < 11
+    refuse_nvfp4(facts, kv_cache_dtype, on_10=on_10)
     if is_latent(facts):
         return first_able(LATENT_10 if on_10 else LATENT, kv_cache_dtype, compute_capability, asked)
     if not any(not layer.cache.is_state for layer in facts.layers):
@@ -99,6 +109,19 @@ def choose_backend(
     if asked is None and wide_heads_with_images(facts, kv_cache_dtype, compute_capability):
         return TRITON_FLASH_ATTN_FP8
     return first_able(PLAIN_10 if on_10 else PLAIN, kv_cache_dtype, compute_capability, asked)
+
+
+def refuse_nvfp4(facts: ModelFacts, kv_cache_dtype: str, *, on_10: bool) -> None:
+    """NoBackendError where no kernel reads it: latents, and off compute capability 10 heads of 64 and sinks."""
+    if not kv_cache_dtype.startswith(NVFP4):
+        return
+    if is_latent(facts):
+        raise NoBackendError("nvfp4 KV cache is not supported with MLA; use another --kv-cache-dtype, like fp8")
+    sizes = {layer.cache.head_size for layer in facts.layers if isinstance(layer.cache, AttentionCache)}
+    if not on_10 and (64 in sizes or facts.config.model_type in WITH_SINKS):
+        what = "heads of 64" if 64 in sizes else "attention sinks"
+        fix = "use a card of compute capability 10.0, or another --kv-cache-dtype"
+        raise NoBackendError(f"nvfp4 KV cache is not read for {what} off compute capability 10; {fix}")
 
 
 def first_able(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
-from kvledger.core.units import cdiv, round_up
+from kvledger.core.units import NVFP4, SCALED_TYPES, cdiv, round_up
 from kvledger.models.facts import ModelFacts, engine_dtype
 from kvledger.models.layers import AttentionCache, CacheSettings, GatedDeltaNetState
 from kvledger.plan.backends import HYBRID_MLA_STEP, Backend, NoBackendError, choose_backend, is_latent
@@ -209,6 +209,10 @@ def kv_cache_dtype(facts: ModelFacts, options: EngineOptions, gpu: Gpu, origins:
 def element_type(cache_dtype: str, dtype: str) -> str:
     if cache_dtype == "auto":
         return dtype
+    if cache_dtype in SCALED_TYPES:
+        return cache_dtype
+    if cache_dtype.startswith(NVFP4):
+        return NVFP4
     return "fp8" if cache_dtype.startswith("fp8") else cache_dtype
 
 

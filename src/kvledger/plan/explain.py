@@ -13,7 +13,7 @@ from kvledger.core.groups.spec import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
-from kvledger.core.units import dtype_bytes
+from kvledger.core.units import DTYPE_BYTES, dtype_bytes, vector_bytes
 from kvledger.plan.gpus import GIB
 from kvledger.plan.memory import MemoryBudget
 from kvledger.plan.plan import Plan
@@ -84,6 +84,9 @@ def page_formula(spec: KVCacheSpec) -> str:
         case AttentionSpec():
             value = spec.head_size_v or spec.head_size
             padded = f", padded from {spec.content_bytes:,}" if spec.page_size_padded else ""
+            if spec.dtype not in DTYPE_BYTES:
+                sides = " + ".join(str(vector_bytes(spec.dtype, size)) for size in (spec.head_size, value))
+                return f"{spec.num_kv_heads} heads * {spec.block_size} tokens * ({sides}) bytes with scales{padded}"
             return (
                 f"{spec.num_kv_heads} heads * {spec.block_size} tokens * ({spec.head_size} + {value}) * "
                 f"{dtype_bytes(spec.dtype)} bytes{padded}"

@@ -16,7 +16,7 @@ from kvledger.plan.gpus import GIB, Gpu, cards_of_total, find_gpu, processor
 from kvledger.plan.log_checks import bounding_plans
 from kvledger.plan.logs import LogFacts
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
-from kvledger.plan.options import EngineOptions
+from kvledger.plan.options import KV_CACHE_DTYPES, EngineOptions
 from kvledger.plan.plan import Plan, make_plan
 from kvledger.plan.serve_parser import option_effects
 from kvledger.plan.speculative import SpeculativeConfig, speculative_config
@@ -30,7 +30,7 @@ STATED = (
     "enable_prefix_caching", "enforce_eager",
 )  # fmt: skip
 # Types that a log prints for both what was asked and what came of it.
-TYPES = {"dtype": ("bfloat16", "float16", "float32"), "kv_cache_dtype": ("fp8", "fp8_e4m3", "fp8_e5m2")}
+TYPES = {"dtype": ("bfloat16", "float16", "float32"), "kv_cache_dtype": KV_CACHE_DTYPES[3:]}
 # A card whose memory differs by more from the log's is another card.
 SAME_CARD = 0.03
 AMD_CARD = "MI300X"

@@ -7,7 +7,10 @@ from kvledger.plan.backends import SELECTABLE
 from kvledger.plan.speculative import WITHOUT_ASYNC, SpeculativeConfig
 
 AUTO_LENGTH = -1
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
+KV_CACHE_DTYPES = (
+    "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "nvfp4", "nvfp4_4over6",
+    "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head",
+)  # fmt: skip
 ENTRY_POINTS = ("server", "llm")
 # Other names that vLLM takes for a model's type -> its usual name.
 DTYPES = {

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 from kvledger.errors import ConfigError
 from kvledger.plan.gpus import gpus
+from kvledger.plan.memory import MeasuredMemory
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, PlanRequest, make_plan
 from kvledger.plan.refusal import HEADS, NO_BACKEND, NO_PROMOTION, TOO_LONG, Refusal
 
 PARALLEL_SIZES = (2, 4, 8, 16)
+# Options that decide what a GPU holds of a model.
+RANK_OPTIONS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
 # A share above this leaves less than the CUDA context and fragmentation take.
 HIGHEST_SHARE = 0.98
 # Lengths are suggested in multiples of this, or exactly where less fits.
@@ -34,7 +37,33 @@ def fits(request: PlanRequest) -> Plan | None:
 
 
 def changed(request: PlanRequest, options: EngineOptions) -> PlanRequest:
-    return replace(request, options=options)
+    """The request with other options. What was measured of a GPU holds for as many ranks and stages only: its weights
+    change as they are counted, and the other terms are estimated anew.
+    """
+    if is_alike(request.options, options) or not any(map(is_measured, request.measured)):
+        return replace(request, options=options)
+    bare = tuple(MeasuredMemory(total_bytes=stage.total_bytes) for stage in request.measured)
+    try:
+        plans = [make_plan(replace(request, options=each, measured=bare)) for each in (request.options, options)]
+    except ConfigError:
+        return replace(request, options=options)
+    before, after = (max(budget.terms[0].bytes for budget in plan.budgets) for plan in plans)
+    measured = tuple(
+        replace(plain, weight_bytes=None if stage.weight_bytes is None else stage.weight_bytes * after // before)
+        for stage, plain in zip(request.measured, bare, strict=True)
+    )
+    return replace(request, options=options, measured=measured)
+
+
+def is_measured(stage: MeasuredMemory) -> bool:
+    """Whether single terms are, not the cache itself nor another start that the terms are worked out from."""
+    terms = (stage.weight_bytes, stage.activation_bytes, stage.graph_bytes, stage.other_bytes)
+    return stage.available_bytes is None and stage.calibration is None and any(size is not None for size in terms)
+
+
+def is_alike(one: EngineOptions, other: EngineOptions) -> bool:
+    """Whether a GPU holds the same of the model with both."""
+    return all(getattr(one, name) == getattr(other, name) for name in RANK_OPTIONS)
 
 
 def length_way(plan: Plan) -> list[str]:
@@ -122,9 +151,14 @@ def card_way(request: PlanRequest) -> list[str]:
         if card.sourced and card.total_bytes > request.gpu.total_bytes and card.name.startswith(maker)
     ]
     for card in sorted(larger, key=lambda card: card.total_bytes):
-        if fits(replace(request, gpus=(card,))):
+        if fits(replace(request, gpus=(card,), measured=tuple(map(on_another_card, request.measured)))):
             return [f'{card.name} fits: --gpu "{card.name}"']
     return []
+
+
+def on_another_card(measured: MeasuredMemory) -> MeasuredMemory:
+    """What holds there too: the weights."""
+    return MeasuredMemory(weight_bytes=measured.weight_bytes)
 
 
 def start_ways(request: PlanRequest, refusal: Refusal) -> tuple[str, ...]:

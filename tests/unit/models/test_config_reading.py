@@ -281,3 +281,29 @@ def test_catalogue_finds_names_in_either_spelling() -> None:
 
 def test_row_that_is_no_copy_is_marked() -> None:
     assert any("not a copy" in note for note in load_config("openai-community/gpt2").notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("qwen3-8c", "Qwen/Qwen3-8B"),
+        ("meta-lama/Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-70B"),
+        ("deepsek-v3", "deepseek-ai/DeepSeek-V3"),
+    ],
+)
+def test_similar_names_are_those_that_are_spelled_alike(asked: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=near):
+        load_config(asked, offline=True)
+
+
+def test_a_name_like_no_other_has_no_similar_ones() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("zzzz", offline=True)
+    assert "similar" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["ibm-fms/Bamba-9.8b-2.2T-hf", "ibm-ai-platform/Bamba-9B-v2"])
+def test_bamba_attends_in_three_layers(name: str) -> None:
+    layers = model_facts(load_config(name)).layers
+    assert [layer.index for layer in layers if not layer.cache.is_state] == [9, 18, 27]
+    assert sum(layer.cache.is_state for layer in layers) == 29

@@ -3,8 +3,11 @@
 import pytest
 
 from kvledger.plan.ask import answer
+from kvledger.plan.memory import MeasuredMemory
+from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan
 from kvledger.plan.refusal import Refusal
+from kvledger.plan.ways_out import changed
 from tests.unit.plan.planning import facts, gib, plan, request
 
 
@@ -54,3 +57,22 @@ def test_given_memory_suggests_no_utilization() -> None:
 )
 def test_ways_out_of_a_refusal(model: str, options: dict[str, object], expected: str) -> None:
     assert any(expected in way for way in ways(answer(request(facts(model), **options))))
+
+
+def test_measured_weights_are_shared_by_more_ranks_and_stages() -> None:
+    """61 GiB on one card are not 61 GiB on each of two."""
+    model = facts("Qwen/Qwen3-32B")
+    measured = MeasuredMemory(weight_bytes=gib(66), other_bytes=gib(1))
+    listed = ways(answer(request(model, gpu="A100", stages=(measured,))))
+    assert any(way.startswith("tp 2 fits") for way in listed)
+    assert any(way.startswith("pp 2 fits") for way in listed)
+    # Larger weights than counted stay larger by as much: 66 of 61 GiB.
+    shared = changed(request(model, gpu="A100", stages=(measured,)), EngineOptions(tensor_parallel_size=2))
+    assert shared.measured[0].weight_bytes == pytest.approx(gib(33), rel=0.01)
+    assert shared.measured[0].other_bytes is None
+
+
+def test_another_card_has_the_weights_and_not_the_rest() -> None:
+    measured = MeasuredMemory(total_bytes=gib(79.25), weight_bytes=gib(66), activation_bytes=gib(9))
+    listed = ways(answer(request(facts("Qwen/Qwen3-32B"), gpu="A100", stages=(measured,))))
+    assert any("--gpu " in way for way in listed), listed

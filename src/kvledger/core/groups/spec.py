@@ -23,7 +23,15 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from kvledger.core.record import Record
-from kvledger.core.units import MAX_COUNT, cdiv, dtype_bytes, require_not_negative, require_positive, round_up
+from kvledger.core.units import (
+    MAX_COUNT,
+    cdiv,
+    dtype_bytes,
+    require_not_negative,
+    require_positive,
+    round_up,
+    vector_bytes,
+)
 from kvledger.errors import wrong_value
 
 MAMBA_CACHE_MODES: Final[tuple[str, ...]] = ("none", "align")
@@ -124,14 +132,15 @@ class AttentionSpec(KVCacheSpec):
         require_positive("num_kv_heads", self.num_kv_heads)
         require_positive("head_size", self.head_size)
         require_not_negative("head_size_v", self.head_size_v)
-        dtype_bytes(self.dtype)
+        vector_bytes(self.dtype, self.head_size)
         padded_page(self.content_bytes, self.page_size_padded)
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of one block without padding: heads * tokens * (key + value) * bytes of an element."""
-        value_size = self.head_size_v or self.head_size
-        return self.num_kv_heads * self.block_size * (self.head_size + value_size) * dtype_bytes(self.dtype)
+        """Bytes of one block without padding: heads * tokens * bytes of a key and a value."""
+        key = vector_bytes(self.dtype, self.head_size)
+        value = vector_bytes(self.dtype, self.head_size_v or self.head_size)
+        return self.num_kv_heads * self.block_size * (key + value)
 
     @property
     def page_size_bytes(self) -> int:

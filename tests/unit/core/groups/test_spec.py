@@ -2,7 +2,14 @@
 
 import pytest
 
-from kvledger import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MLAAttentionSpec
+from kvledger import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from kvledger.core.units import cdiv, dtype_bytes, round_down
 from kvledger.errors import ConfigError, KVLedgerError
 
@@ -83,3 +90,20 @@ def test_arithmetic() -> None:
     assert [cdiv(value, 4) for value in (0, 1, 4, 5)] == [0, 1, 1, 2]
     assert [round_down(value, 4) for value in (0, 3, 4, 7)] == [0, 0, 4, 4]
     assert [dtype_bytes(name) for name in ("float32", "bfloat16", "fp8_e5m2", "uint8")] == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token_bytes"),
+    [
+        ("int8_per_token_head", 64 + 4 + 32 + 4),
+        ("fp8_per_token_head", 64 + 4 + 32 + 4),
+        ("int4_per_token_head", 32 + 4 + 16 + 4),
+        ("nvfp4", 32 + 4 + 16 + 2),
+    ],
+)
+def test_scales_that_stand_in_the_page_are_part_of_it(dtype: str, token_bytes: int) -> None:
+    # Two heads, keys of 64 and values of 32, 16 tokens.
+    assert FullAttentionSpec(16, 2, 64, 32, dtype).page_size_bytes == 2 * 16 * token_bytes
+    assert SlidingWindowSpec(16, 2, 64, 32, dtype, sliding_window=64).page_size_bytes == 2 * 16 * token_bytes
+    with pytest.raises(ConfigError, match="not a KV cache element type"):
+        MLAAttentionSpec(16, 576, dtype)
