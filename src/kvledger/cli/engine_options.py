@@ -23,8 +23,9 @@ ENGINE: Final = "Model and types (vLLM's names)"
 LIMITS: Final = "Limits and steps (vLLM's names)"
 RANKS: Final = "Ranks (vLLM's names)"
 DRAFTS: Final = "Drafts (vLLM's names)"
+ADAPTERS: Final = "LoRA (vLLM's names)"
 MEMORY: Final = "Memory (vLLM's names)"
-PANELS: Final = (ENGINE, LIMITS, RANKS, DRAFTS, MEMORY)
+PANELS: Final = (ENGINE, LIMITS, RANKS, DRAFTS, ADAPTERS, MEMORY)
 CARD: Final = "Card and memory"
 GIB: Final = 1 << 30
 
@@ -42,6 +43,11 @@ def words(panel: str, help_text: str) -> Any:
 def switch(panel: str, help_text: str, *names: str) -> Any:
     """An option that is on, off or not given."""
     return Option(*names, help=help_text, rich_help_panel=panel)
+
+
+def size_of(panel: str, help_text: str) -> Any:
+    """An option that is a size in GiB."""
+    return Option(parser=parse_number, metavar="GIB", help=help_text, rich_help_panel=panel)
 
 
 def measured(help_text: str) -> Any:
@@ -162,6 +168,16 @@ class PlannedEngineOptions:
     spec_tokens: Annotated[int | None, whole(DRAFTS, "Of speculative_config: tokens that are drafted in a step.")] = (
         None
     )
+    enable_lora: Annotated[bool | None, switch(ADAPTERS, "Room for LoRA adapters.")] = None
+    max_loras: Annotated[int | None, whole(ADAPTERS, "Adapters of a step. Default: 1.")] = None
+    max_lora_rank: Annotated[int | None, whole(ADAPTERS, "Largest rank of an adapter. Default: 16.")] = None
+    lora_dtype: Annotated[str | None, words(ADAPTERS, "auto, float16 or bfloat16. Default: auto.")] = None
+    fully_sharded_loras: Annotated[bool | None, switch(ADAPTERS, "Divide both matrices of a layer.")] = None
+    cpu_offload_gb: Annotated[float | None, size_of(MEMORY, "GiB of each GPU's weights that stay in the host.")] = None
+    offload_group_size: Annotated[int | None, whole(MEMORY, "Layers of a group, the last of which stay there.")] = None
+    offload_num_in_group: Annotated[int | None, whole(MEMORY, "Layers of a group that do. Default: 1.")] = None
+    offload_prefetch_step: Annotated[int | None, whole(MEMORY, "Layers that are fetched ahead. Default: 1.")] = None
+    kv_offloading_size: Annotated[float | None, size_of(MEMORY, "GiB of the host for KV blocks, of all ranks.")] = None
     hf_overrides: Annotated[str | None, words(ENGINE, "JSON: fields of config.json to replace.")] = None
     allow_long_max_model_len: Annotated[
         bool | None, switch(LIMITS, "VLLM_ALLOW_LONG_MAX_MODEL_LEN: max_model_len may be longer than the config's.")

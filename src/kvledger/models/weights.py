@@ -83,6 +83,19 @@ def rank_weight_bytes(
     return [WeightBytes(params, int(size * scale), "the checkpoint's index") for params, size in counted]
 
 
+def layer_bytes(
+    config: ModelConfig,
+    layers: tuple[Layer, ...],
+    dtype_bytes: int,
+    ranks: Ranks,
+    stage: range,
+    quantization: str = "",
+) -> int:
+    """Bytes of a stage's decoder layers on one rank, without embeddings, output head and towers."""
+    weights = [weight for weight in model_weights(config, layers) if weight.layer >= 0]
+    return int(stage_bytes(weights, weight_scheme(config, quantization), dtype_bytes, ranks, stage, [stage])[1])
+
+
 def stage_bytes(
     weights: list[Weight],
     scheme: WeightScheme | None,

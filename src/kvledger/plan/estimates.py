@@ -120,10 +120,12 @@ def graph_counts(settings: EngineSettings, gpu: Gpu, decode_tokens: int = 1) -> 
 
 
 def graphs(
-    config: ModelConfig, settings: EngineSettings, gpu: Gpu, num_layers: int, decode_tokens: int = 1
+    config: ModelConfig, settings: EngineSettings, gpu: Gpu, num_layers: int, decode_tokens: int = 1, copies: int = 1
 ) -> Estimate:
-    """What vLLM sets aside for CUDA graphs since 0.21: it captures two of each kind and multiplies."""
-    mixed, decoding = graph_counts(settings, gpu, decode_tokens)
+    """What vLLM sets aside for CUDA graphs since 0.21: it captures two of each kind and multiplies. `copies`: graphs of
+    each batch.
+    """
+    mixed, decoding = (count * copies for count in graph_counts(settings, gpu, decode_tokens))
     count = mixed + decoding
     has_experts = num_experts(config) > 0
     size = GRAPH_LAYER * count * num_layers * (EXPERT_GRAPHS if has_experts else 1.0)

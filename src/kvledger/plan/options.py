@@ -23,6 +23,8 @@ DTYPES = {
 }
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 OPTIMIZATION_LEVELS = (0, 1, 2, 3)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+LORA_DTYPES = ("auto", "float16", "bfloat16")
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -34,7 +36,7 @@ class EngineOptions:
     `quantization`: as the checkpoint stores its weights where it is empty.
     `pipeline_layers`: decoder layers of each stage (vLLM's VLLM_PP_LAYER_PARTITION); () for an even partition.
     `allow_long_max_model_len`: VLLM_ALLOW_LONG_MAX_MODEL_LEN, a longer max_model_len than the config's.
-    `cudagraph_mode`: of compilation_config; "": vLLM's default.
+    `cudagraph_mode`: of compilation_config; "": vLLM's default. `cpu_offload_gb`, `kv_offloading_size`: GiB.
     """
 
     max_model_len: int | None = None
@@ -69,6 +71,16 @@ class EngineOptions:
     mamba_block_size: int | None = None
     allow_long_max_model_len: bool = False
     speculative_config: SpeculativeConfig | None = None
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    lora_dtype: str = "auto"
+    fully_sharded_loras: bool = False
+    cpu_offload_gb: float = 0.0
+    offload_group_size: int = 0
+    offload_num_in_group: int = 1
+    offload_prefetch_step: int = 1
+    kv_offloading_size: float | None = None
 
     def __post_init__(self) -> None:
         self.check_numbers()
@@ -97,6 +109,8 @@ class EngineOptions:
             ("--mamba-cache-dtype", self.mamba_cache_dtype, STATE_DTYPES),
             ("--mamba-ssm-cache-dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
             ("--entry-point", self.entry_point, ENTRY_POINTS),
+            ("--max-lora-rank", self.max_lora_rank, LORA_RANKS),
+            ("--lora-dtype", self.lora_dtype, LORA_DTYPES),
             ("--performance-mode", self.performance_mode, PERFORMANCE_MODES),
             ("--optimization-level", self.optimization_level, OPTIMIZATION_LEVELS),
             ("--attention-backend", (self.attention_backend or "auto").upper(), ("AUTO", *SELECTABLE)),
@@ -123,9 +137,22 @@ class EngineOptions:
             ("--decode-context-parallel-size", self.decode_context_parallel_size),
             ("--prefill-context-parallel-size", self.prefill_context_parallel_size),
             ("--mamba-block-size", self.mamba_block_size),
+            ("--max-loras", self.max_loras),
+            ("--offload-num-in-group", self.offload_num_in_group),
+            ("--offload-prefetch-step", self.offload_prefetch_step),
         ):
             if value is not None and value < 1:
                 raise wrong_value(option, value, "must be at least 1", "give a positive number")
+        for option, size in (
+            ("--cpu-offload-gb", self.cpu_offload_gb),
+            ("--kv-offloading-size", self.kv_offloading_size or 0.0),
+            ("--offload-group-size", self.offload_group_size),
+        ):
+            if size < 0:
+                raise wrong_value(option, size, "less than nothing", "give 0 or more")
+        if self.offload_group_size and self.offload_num_in_group > self.offload_group_size:
+            problem = f"more than --offload-group-size {self.offload_group_size}"
+            raise wrong_value("--offload-num-in-group", self.offload_num_in_group, problem, "give at most as many")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             problem = "block 0 is the null block, so nothing would be left"
             raise wrong_value("--num-gpu-blocks-override", self.num_gpu_blocks_override, problem, "give at least 2")

@@ -4,16 +4,18 @@ from dataclasses import dataclass, replace
 
 from kvledger.core.groups.spec import KVCacheSpec
 from kvledger.core.units import dtype_bytes
+from kvledger.models.adapters import Adapters
 from kvledger.models.drafts import Draft
 from kvledger.models.facts import ModelFacts
 from kvledger.models.layers import AttentionCache, Layer
 from kvledger.models.quantization import UnknownQuantizationError
 from kvledger.models.shards import Ranks
-from kvledger.models.weights import WeightBytes, rank_weight_bytes
+from kvledger.models.weights import WeightBytes, layer_bytes, model_weights, rank_weight_bytes
 from kvledger.plan.engine import EngineSettings, engine_settings
-from kvledger.plan.gpus import Gpu
+from kvledger.plan.gpus import GIB, Gpu
 from kvledger.plan.groups import GroupLayout, group_layers
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory, MemoryBudget, StageLoad, memory_budget
+from kvledger.plan.offloading import offloaded_bytes
 from kvledger.plan.options import AUTO_LENGTH, EngineOptions
 from kvledger.plan.pool import (
     RequestLimits,
@@ -180,18 +182,37 @@ def stage_weights(request: PlanRequest, dtype_bytes: int, stages: list[range]) -
     ranks = weight_ranks(options)
     try:
         held = rank_weight_bytes(facts.config, facts.layers, dtype_bytes, ranks, stages, options.quantization)
-        if request.draft is None:
-            return held
-        params, size = request.draft.rank_bytes(dtype_bytes, ranks, options.quantization)
-        last = held[-1]
-        source = f"{last.source}, {request.draft.method} included" if size else last.source
-        return [*held[:-1], WeightBytes(last.params + params, last.bytes + size, source)]
+        return [with_extras(request, dtype_bytes, ranks, stages, stage, weights) for stage, weights in enumerate(held)]
     except UnknownQuantizationError as error:
         knows_weights = all(measured.weight_bytes is not None for measured in request.measured)
         if not knows_weights and not request.has_given_memory:
             raise RefusedError(QUANTIZATION, str(error)) from None
         facts.config.note(str(error))
         return [WeightBytes(0, 0, "not counted") for _ in stages]
+
+
+def with_extras(
+    request: PlanRequest, dtype_bytes: int, ranks: Ranks, stages: list[range], stage: int, weights: WeightBytes
+) -> WeightBytes:
+    """A stage's weights with its adapters and what drafts, without what stays in the host's memory."""
+    facts, options = request.facts, request.options
+    params, size, source = weights.params, weights.bytes, [weights.source]
+    if options.enable_lora:
+        adapters = Adapters(options.max_loras, options.max_lora_rank, options.fully_sharded_loras)
+        on_stage = [weight for weight in model_weights(facts.config, facts.layers) if weight.layer in stages[stage]]
+        count = adapters.params(facts.config, on_stage, ranks)
+        params, size = params + count, size + count * (dtype_bytes if options.lora_dtype == "auto" else 2)
+        source.append("adapters included")
+    if request.draft is not None and stage == len(stages) - 1:
+        count, drafted = request.draft.rank_bytes(dtype_bytes, ranks, options.quantization)
+        params, size = params + count, size + drafted
+        source += [f"{request.draft.method} included"] if drafted else []
+    if options.cpu_offload_gb or options.offload_group_size:
+        layers = layer_bytes(facts.config, facts.layers, dtype_bytes, ranks, stages[stage], options.quantization)
+        moved = offloaded_bytes(options, layers, len(stages[stage]))
+        size -= moved
+        source.append(f"{moved / GIB:,.2f} GiB in the host's memory")
+    return WeightBytes(params, size, ", ".join(source))
 
 
 def judged(plan: Plan) -> Plan:

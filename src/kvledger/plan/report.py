@@ -14,6 +14,7 @@ from kvledger.plan.layout import WORTH_MORE_GROUPS, LayoutChoice, LayoutComparis
 from kvledger.plan.log_checks import LogCheck
 from kvledger.plan.memory import MemoryBudget
 from kvledger.plan.need import Answer, command
+from kvledger.plan.offloading import host_cache
 from kvledger.plan.plan import Plan
 from kvledger.plan.pool import blocks_of_group, capacity_lines
 from kvledger.plan.refusal import DOES_NOT_FIT, NO_MEMORY, Refusal
@@ -46,6 +47,9 @@ def plan_report(view: PlanView, *, with_steps: bool) -> Group:
         parts.append(Text("No layer keeps a KV cache: 1 block, the null block."))
     else:
         parts += [groups_table(view.plan), *memory_parts(view.plan), *capacity_part(view.plan)]
+    kept = host_cache(view.plan.request.options, view.plan.workers)
+    if kept is not None:
+        parts.append(Text(f"The host keeps {kept.num_blocks:,} blocks more: {size_words(kept.bytes)} of all ranks"))
     if view.holding is not None:
         parts.append(holding_lines(view))
     if view.layouts is not None:

@@ -8,6 +8,7 @@ from kvledger.core.units import dtype_bytes
 from kvledger.plan.granularity import ReuseStep, reuse_step
 from kvledger.plan.layout import LayoutComparison
 from kvledger.plan.log_checks import LogCheck
+from kvledger.plan.offloading import host_cache
 from kvledger.plan.plan import Plan, weight_ranks
 from kvledger.plan.pool import blocks_of_group
 from kvledger.plan.refusal import Refusal
@@ -184,6 +185,9 @@ def plan_object(view: PlanView) -> dict[str, JSONValue]:
         "notes": list(view.notes),
         "not_modelled": list(view.unmodelled),
     }
+    kept = host_cache(options, plan.workers)
+    if kept is not None:
+        answer["host_kv_cache"] = {"bytes": kept.bytes, "num_blocks": kept.num_blocks}
     if plan.request.draft is not None:
         answer["draft"] = draft_object(plan)
     step = reuse_step(plan)

@@ -14,6 +14,7 @@ from kvledger.cli.engine_options import CARD, PANELS
 from kvledger.cli.plan_options import OUTPUT, PlanOptions
 
 LLAMA = "meta-llama/Llama-3.1-8B"
+SLEEP = "--enable-sleep-mode is not modelled: its allocator may take more memory"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -96,13 +97,15 @@ def test_pasted_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_not_modelled_is_loud_and_with_strict_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    pasted = ("--gpu", "H100", "--", "vllm", "serve", "Qwen/Qwen3-8B", "--enable-lora", "--seed", "1")
+    pasted = ("--gpu", "H100", "--", "vllm", "serve", "Qwen/Qwen3-8B", "--enable-sleep-mode", "--seed", "1")
     code, out, _ = run(capsys, *pasted)
     assert code == 0
-    assert "warning: --enable-lora is not modelled: adapters are not counted" in out
+    assert f"warning: {SLEEP}" in out
     assert run(capsys, "--strict", *pasted)[0] == 3
     assert run(capsys, "--strict", *pasted[:-3])[0] == 0
-    assert as_json(capsys, *pasted)["not_modelled"] == ["--enable-lora is not modelled: adapters are not counted"]
+    assert as_json(capsys, *pasted)["not_modelled"] == [
+        "--enable-sleep-mode is not modelled: its allocator may take more memory"
+    ]
 
 
 # What does not start, in three ways: refused by vLLM, too small, and not known.
@@ -116,16 +119,16 @@ def test_what_is_not_modelled_is_loud_and_with_strict_the_exit_code(capsys: pyte
     ],
 )
 def test_notes_survive_every_refusal(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "--gpu", "A100", "--", "vllm", "serve", *words, "--enable-lora", "--port", "1")
+    code, out, err = run(capsys, "--gpu", "A100", "--", "vllm", "serve", *words, "--enable-sleep-mode", "--port", "1")
     assert code == 1
-    assert "--enable-lora is not modelled" in out + err
+    assert "--enable-sleep-mode is not modelled" in out + err
     assert "--port: no change to the plan" in out + err
 
 
 def test_refusals_have_notes_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = as_json(capsys, "--gpu", "A100", "--", "vllm", "serve", "Qwen/Qwen2-7B", "-tp", "8", "--enable-lora")
+    answer = as_json(capsys, "--gpu", "A100", "--", "vllm", "serve", "Qwen/Qwen2-7B", "-tp", "8", "--enable-sleep-mode")
     assert (answer["fits"], answer["error"]["kind"]) == (False, "heads_not_divisible")
-    assert answer["not_modelled"] == ["--enable-lora is not modelled: adapters are not counted"]
+    assert answer["not_modelled"] == [SLEEP]
 
 
 def test_a_typo_in_a_pasted_line_is_an_error_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,15 +242,15 @@ def test_a_need_keeps_the_notes_of_a_pasted_line(capsys: pytest.CaptureFixture[s
         "vllm",
         "serve",
         LLAMA,
-        "--enable-lora",
+        "--enable-sleep-mode",
         "--port",
         "1",
     )
     _, out, _ = run(capsys, *words)
-    assert "warning: --enable-lora is not modelled" in out
+    assert "warning: --enable-sleep-mode is not modelled" in out
     found = as_json(capsys, *words)
     assert "--port: no change to the plan (the server and its API)" in found["notes"]
-    assert found["not_modelled"] == ["--enable-lora is not modelled: adapters are not counted"]
+    assert found["not_modelled"] == [SLEEP]
 
 
 @pytest.mark.parametrize(

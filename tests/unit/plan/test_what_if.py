@@ -155,8 +155,10 @@ def test_a_cache_that_was_given_stays() -> None:
 
 
 def test_options_of_the_log_that_no_plan_counts_are_named() -> None:
-    text = START.replace("'max_model_len'", "'enable_lora': True, 'seed': 1, 'max_model_len'")
-    assert question(text)[0].start.unmodelled == ("--enable-lora is not modelled: adapters are not counted",)
+    text = START.replace("'max_model_len'", "'enable_sleep_mode': True, 'seed': 1, 'max_model_len'")
+    assert question(text)[0].start.unmodelled == (
+        "--enable-sleep-mode is not modelled: its allocator may take more memory",
+    )
 
 
 def test_arguments_with_values_that_are_no_literals_are_read_as_far_as_they_go() -> None:

@@ -1,0 +1,106 @@
+"""Adapters and offloading: what a GPU holds more, or less, than the model."""
+
+from typing import Any
+
+import pytest
+
+from kvledger.errors import ConfigError
+from kvledger.plan.offloading import host_cache
+from kvledger.plan.options import EngineOptions
+from kvledger.plan.plan import Plan
+from tests.unit.plan.planning import LLAMA_8B, plan
+
+GIB = 1 << 30
+
+
+def weights(model: str, **options: Any) -> int:
+    return plan(model, **options).budgets[0].weight_bytes
+
+
+def extra(model: str, tp: int = 1, **options: Any) -> int:
+    return weights(model, tensor_parallel_size=tp, enable_lora=True, **options) - weights(
+        model, tensor_parallel_size=tp
+    )
+
+
+def test_a_slot_of_rank_16_in_every_layer_of_llama() -> None:
+    # A layer: q, k, v, o, gate and up, down; in + out of each, times the rank.
+    ins_and_outs = (4096 + 4096) + 2 * (4096 + 1024) + (4096 + 4096) + 2 * (4096 + 14336) + (14336 + 4096)
+    layers = 32 * 16 * ins_and_outs
+    assert layers == 41_943_040
+    ends = 2 * 16 * (4096 + 128_256)
+    assert extra(LLAMA_8B) == (layers + ends) * 2
+    assert extra(LLAMA_8B, max_loras=4, max_lora_rank=64) == (layers + ends) * 2 * 4 * 4
+
+
+def test_ranks_share_one_of_the_two_matrices_or_both() -> None:
+    ends = 2 * 16 * (4096 + 128_256)
+    # On four ranks: what is whole is 4,096 in every matrix, what is divided the other size.
+    one = (4096 + 1024) + 2 * (4096 + 256) + (4096 + 1024) + (2 * 4096 + 7168) + (4096 + 3584)
+    both = (1024 + 1024) + 2 * (1024 + 256) + (1024 + 1024) + (2 * 1024 + 7168) + (1024 + 3584)
+    assert extra(LLAMA_8B, 4) == (32 * 16 * one + ends) * 2
+    assert extra(LLAMA_8B, 4, fully_sharded_loras=True) == (32 * 16 * both + ends) * 2
+
+
+def test_every_expert_has_room_too() -> None:
+    # 48 layers of 128 experts, of three matrices between 2,048 and 768.
+    experts = 48 * 128 * 3 * 16 * (2048 + 768) * 2
+    assert experts < extra("Qwen/Qwen3-30B-A3B") < experts * 1.05
+
+
+def test_adapters_double_the_graphs() -> None:
+    assert plan(LLAMA_8B, enable_lora=True).budgets[0].terms[2].detail == "102 + 102 graphs of 32 layers"
+
+
+def test_offloaded_weights_leave_room_for_the_cache() -> None:
+    bare, moved = plan(LLAMA_8B, gpu="RTX 4090"), plan(LLAMA_8B, gpu="RTX 4090", cpu_offload_gb=4)
+    assert moved.budgets[0].cache.bytes - bare.budgets[0].cache.bytes == 4 * GIB
+    assert "4.00 GiB in the host's memory" in moved.budgets[0].terms[0].detail
+
+
+def test_no_more_is_offloaded_than_the_layers_have() -> None:
+    # 32 layers of 218,103,808 parameters and two norms; embeddings and head stay.
+    assert weights(LLAMA_8B, cpu_offload_gb=100) == 2 * 128_256 * 4096 * 2
+    assert weights(LLAMA_8B) - weights(LLAMA_8B, cpu_offload_gb=100) == 32 * (218_103_808 + 2 * 4096) * 2
+
+
+def test_each_rank_offloads_as_much() -> None:
+    assert (
+        weights(LLAMA_8B, tensor_parallel_size=2) - weights(LLAMA_8B, tensor_parallel_size=2, cpu_offload_gb=2)
+        == 2 * GIB
+    )
+
+
+def test_groups_of_layers_stay_behind_buffers_of_those_that_are_fetched() -> None:
+    layer = (218_103_808 + 2 * 4096) * 2
+    # The last two of every eight of 32 layers are eight; one is always on the card.
+    options = {"offload_group_size": 8, "offload_num_in_group": 2}
+    assert weights(LLAMA_8B) - weights(LLAMA_8B, **options) == (8 - 1) * layer
+    assert weights(LLAMA_8B) - weights(LLAMA_8B, **options, offload_prefetch_step=3) == (8 - 3) * layer
+
+
+def test_the_host_keeps_blocks_of_all_ranks() -> None:
+    def kept(found: Plan) -> int:
+        cache = host_cache(found.request.options, found.workers)
+        assert cache is not None
+        return cache.num_blocks
+
+    # 2 MiB a block, on one rank or over two.
+    assert kept(plan(LLAMA_8B, kv_offloading_size=10)) == 5120
+    assert kept(plan(LLAMA_8B, kv_offloading_size=10, tensor_parallel_size=2)) == 5120
+    assert kept(plan(LLAMA_8B, kv_offloading_size=10, pipeline_parallel_size=2)) == 5120
+    assert host_cache(EngineOptions(), plan(LLAMA_8B).workers) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_lora_rank": 12}, "use one of 1, 8, 16, 32"),
+        ({"max_loras": 0}, "must be at least 1"),
+        ({"cpu_offload_gb": -1.0}, "less than nothing"),
+        ({"offload_group_size": 2, "offload_num_in_group": 3}, "more than --offload-group-size 2"),
+    ],
+)
+def test_sizes_that_no_engine_takes(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineOptions(**options)
