@@ -7,6 +7,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+# Tests read bundled models, whatever a hub says of them.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 LONG = int(os.environ.get("KVLEDGER_LONG", "1"))
 
 settings.register_profile(

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from kvledger.plan.plan import Plan
 
 # The engine without options: the bundled sample keeps four of these cards busy, and one cannot carry it.
-DEFAULT_MODEL: Final = "meta-llama/Llama-3.1-8B"
+# By its bundled name, so that no hub is asked.
+DEFAULT_MODEL: Final = "Meta-Llama-3.1-8B"
 DEFAULT_GPU: Final = "H100"
 DEFAULT_TENSOR_PARALLEL_SIZE: Final = 4
 

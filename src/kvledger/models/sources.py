@@ -12,11 +12,14 @@ from pathlib import Path
 
 from kvledger.errors import ConfigError
 from kvledger.files.whole import read_whole
+from kvledger.models.aliases import FORMATS, aliases, find_alias
 from kvledger.models.config import JSON, ModelConfig, read_config
 
 CATALOGUE = "data/catalogue.tsv.gz"
 # Grades of a catalogue row that are copies of the model's own file; the others are marked when they are used.
 COPIED_GRADES = ("verbatim", "verbatim-fixture")
+# How long the hub may take to answer.
+HUB_SECONDS = 4
 # Of the largest number that a config can mean.
 MAX_DIGITS = 18
 
@@ -95,7 +98,8 @@ def find_in_catalogue(name: str) -> CatalogueRow | None:
 def load_config(name: str, *, offline: bool = False) -> ModelConfig:
     """The config of a model given as a file, a directory, a hub id or a catalogue name.
 
-    ConfigError says where it was looked for and what would be accepted. `offline`: never ask the hub.
+    ConfigError says where it was looked for and what would be accepted. `offline`: never ask the hub, whose file goes
+    before a bundled one of that id where the hub answers.
     """
     path = Path(name)
     # A pipe is read like a file.
@@ -105,9 +109,10 @@ def load_config(name: str, *, offline: bool = False) -> ModelConfig:
         if not (path / "config.json").is_file():
             raise ConfigError(f"{name}: the directory has no config.json; give the model's own directory")
         return load_file(path / "config.json", path.name)
-    row = find_in_catalogue(name)
-    if row is not None:
-        return from_catalogue(row)
+    bundled = find_bundled(name)
+    if bundled is not None:
+        asked = None if offline or "/" not in name else reachable(name)
+        return bundled if asked is None else noting_differences(asked, bundled)
     if name.endswith(".json") or name.count("/") != 1:
         close = near_names(name)
         raise ConfigError(
@@ -121,15 +126,56 @@ def load_config(name: str, *, offline: bool = False) -> ModelConfig:
     return from_hub(name)
 
 
+def find_bundled(name: str) -> ModelConfig | None:
+    """The bundled config of that name, or one with the layers of a bundled model."""
+    row = find_in_catalogue(name)
+    if row is not None:
+        return from_catalogue(row)
+    alias = find_alias(name)
+    if alias is None:
+        return None
+    base = find_in_catalogue(alias.base)
+    assert base is not None, alias
+    quantized = any(change in FORMATS for change in alias.changes)
+    config = read_config(alias.name, f"bundled catalogue: {base.source}", alias.config(base.config))
+    config.hf_quant = None if quantized else base.hf_quant
+    changes = f", with {' '.join(alias.changes)}" if alias.changes else ""
+    config.note(f"{alias.name} is planned as the bundled {base.name}, whose layers it has{changes}")
+    return config
+
+
+def reachable(name: str) -> ModelConfig | None:
+    """The hub's config; None without the extra, a network or the right to read it."""
+    try:
+        return from_hub(name)
+    except ConfigError:
+        return None
+
+
+def noting_differences(asked: ModelConfig, bundled: ModelConfig) -> ModelConfig:
+    """The hub's config, and in which of the fields that are planned by the bundled one is another."""
+    differing = sorted(
+        name
+        for where, known in ((asked.root, bundled.root), (asked.text, bundled.text))
+        for name, value in known.items()
+        if not isinstance(value, Mapping) and where.get(name) != value
+    )
+    if differing:
+        names = ", ".join(dict.fromkeys(differing))
+        asked.note(f"the hub's config of {asked.name} is planned; the bundled one differs in {names}")
+    return asked
+
+
 def near_names(name: str) -> str:
     """Up to three catalogue names that are spelled most alike, with the owner or without, as a hint."""
     asked = name.lower()
     alike: dict[str, float] = {}
-    for key, line in catalogue_lines().items():
-        known = key if "/" in asked else key.split("/")[-1]
-        ratio = SequenceMatcher(None, asked, known).ratio()
+    names = [line.split("\t", 1)[0] for line in catalogue_lines().values()]
+    for known in (*names, *(alias.name for alias in aliases().values())):
+        compared = known.lower() if "/" in asked else known.lower().split("/")[-1]
+        ratio = SequenceMatcher(None, asked, compared).ratio()
         if ratio >= ALIKE:
-            alike[line.split("\t", 1)[0]] = ratio
+            alike[known] = ratio
     near = sorted(alike, key=lambda found: -alike[found])[:3]
     return f" (bundled and similar: {', '.join(near)})" if near else ""
 
@@ -171,13 +217,16 @@ def from_hub(name: str) -> ModelConfig:
             f"model={name!r}: not in the bundled catalogue, and asking the hub needs the models extra: "
             f"pip install 'kvledger[models]', or give a path to its config.json{near_names(name)}"
         ) from None
+
+    def read(file: str) -> JSON:
+        path = hf_hub_download(name, file, etag_timeout=HUB_SECONDS)
+        return parse_object(read_whole("model", path), f"{name}, {file}")
+
     try:
-        config = read_config(
-            name, f"hub: {name}", parse_object(read_whole("model", hf_hub_download(name, "config.json")), name)
-        )
+        config = read_config(name, f"hub: {name}", read("config.json"))
         for side_file in ("hf_quant_config.json", "model.safetensors.index.json"):
             try:
-                found = parse_object(read_whole("model", hf_hub_download(name, side_file)), side_file)
+                found = read(side_file)
             except EntryNotFoundError:
                 continue
             if side_file == "hf_quant_config.json":

@@ -1,0 +1,103 @@
+"""Where a config comes from: aliases of bundled models, and the hub where it answers."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvledger.errors import ConfigError
+from kvledger.models.aliases import aliases, find_alias
+from kvledger.models.facts import model_facts
+from kvledger.models.sources import find_in_catalogue, load_config
+from tests.unit.plan.planning import plan
+
+
+def test_every_alias_has_a_bundled_model_and_is_planned() -> None:
+    assert len(aliases()) >= 290
+    for alias in aliases().values():
+        assert find_in_catalogue(alias.name) is None, f"{alias.name} is bundled itself"
+        assert find_in_catalogue(alias.base) is not None
+        facts = model_facts(load_config(alias.name))
+        assert facts.name == alias.name
+        assert facts.layers == model_facts(load_config(alias.base)).layers
+
+
+def test_llama_33_has_the_layers_of_llama_31() -> None:
+    (note,) = load_config("meta-llama/Llama-3.3-70B-Instruct").notes
+    assert note.endswith("is planned as the bundled meta-llama/Llama-3.1-70B-Instruct, whose layers it has")
+    assert load_config("Llama-3.3-70B-Instruct").name == "meta-llama/Llama-3.3-70B-Instruct"
+    assert find_alias("nobody/nothing") is None
+
+
+def test_changes_of_an_alias_are_in_its_config() -> None:
+    assert model_facts(load_config("Qwen/Qwen3-30B-A3B-Instruct-2507")).context.longest == 262_144
+    assert model_facts(load_config("zai-org/GLM-4.6")).context.longest == 202_752
+    distilled = load_config("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B")
+    assert (distilled.flag("tie_word_embeddings"), distilled.number("max_position_embeddings")) == (False, 131_072)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    # As logs of these models say: 18.14 GiB, and 28.51 of the FP8 copy.
+    [("Qwen/Qwen2.5-32B-Instruct-AWQ", 18.14), ("Qwen/Qwen3.8-27B-FP8", 28.51)],
+)
+def test_quantized_copies_have_their_weights(name: str, gib: float) -> None:
+    found = plan(model_facts(load_config(name)), max_model_len=4096)
+    assert found.budgets[0].terms[0].bytes / 2**30 == pytest.approx(gib, rel=0.01)
+
+
+class FakeHub(ModuleType):
+    """A hub with the files of one repository."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("huggingface_hub")
+        self.folder = folder
+        self.asked: list[str] = []
+        utils: Any = ModuleType("huggingface_hub.utils")
+        utils.EntryNotFoundError = type("EntryNotFoundError", (OSError,), {})
+        self.utils = utils
+
+    def hf_hub_download(self, name: str, file: str, etag_timeout: float) -> str:
+        self.asked.append(f"{name}/{file}")
+        if not (self.folder / "config.json").exists():
+            raise ConnectionError("no network")
+        if not (self.folder / file).exists():
+            raise self.utils.EntryNotFoundError(file)
+        return str(self.folder / file)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", fake.utils)
+    return fake
+
+
+def test_the_hub_goes_before_the_bundle_and_says_what_differs(hub: FakeHub) -> None:
+    row = find_in_catalogue("Qwen/Qwen3-8B")
+    assert row is not None
+    (hub.folder / "config.json").write_text(json.dumps({**row.config, "num_hidden_layers": 40, "_name_or_path": "x"}))
+    config = load_config("Qwen/Qwen3-8B")
+    assert config.number("num_hidden_layers") == 40
+    assert config.notes == [
+        "the hub's config of Qwen/Qwen3-8B is planned; the bundled one differs in num_hidden_layers"
+    ]
+    (hub.folder / "config.json").write_text(json.dumps(dict(row.config)))
+    assert load_config("Qwen/Qwen3-8B").notes == []
+
+
+def test_the_bundle_is_there_where_the_hub_does_not_answer(hub: FakeHub) -> None:
+    assert load_config("Qwen/Qwen3-8B").source.startswith("bundled catalogue")
+    assert hub.asked == ["Qwen/Qwen3-8B/config.json"]
+    with pytest.raises(ConfigError, match="the hub did not give its config"):
+        load_config("nobody/Nothing-1B")
+
+
+def test_a_bundled_name_without_its_owner_asks_no_hub(hub: FakeHub) -> None:
+    assert load_config("Qwen3-8B").name == "Qwen/Qwen3-8B"
+    assert load_config("Qwen/Qwen3-8B", offline=True).name == "Qwen/Qwen3-8B"
+    assert hub.asked == []
