@@ -193,6 +193,9 @@ def language_model(root: JSON) -> JSON:
         inner = text.get(part)
         if isinstance(inner, Mapping):
             text = {**inner, **text}
+    if text.get("is_encoder_decoder") is True and "decoder_layers" in text:
+        # num_hidden_layers counts those of the encoder there (Whisper turbo decodes with 4 of 32).
+        text = {**text, "num_hidden_layers": text["decoder_layers"]}
     return text
 
 

@@ -1,9 +1,10 @@
 """Drafted tokens as the user asks for them, and what drafts them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvledger.errors import ConfigError, wrong_value
+from kvledger.models.config import ModelConfig
 from kvledger.models.drafts import (
     Draft,
     dflash_tokens,
@@ -95,6 +96,7 @@ def draft_of(facts: ModelFacts, asked: SpeculativeConfig, *, stages: int, releas
         raise ConfigError(f"--spec-model: {error}") from None
     if kind == MEDUSA:
         return medusa_draft(facts, config, needed_tokens(asked))
+    config = own_layers(config)
     draft = model_facts(config)
     for note in config.notes:
         facts.config.note(f"draft: {note}")
@@ -105,6 +107,15 @@ def draft_of(facts: ModelFacts, asked: SpeculativeConfig, *, stages: int, releas
     if kind == "dflash" and tokens is None:
         tokens = dflash_tokens(config)
     return head_draft(facts, draft, kind, tokens or needed_tokens(asked), own_embeddings=own)
+
+
+def own_layers(config: ModelConfig) -> ModelConfig:
+    """The draft's layers, which the speculators format nests in its config."""
+    section = config.section("transformer_layer_config")
+    if not section:
+        return config
+    outer = {name: value for name, value in config.root.items() if name in ("draft_vocab_size", "architectures")}
+    return replace(config, root={**section, **outer}, text={**section, **outer})
 
 
 def needed_tokens(asked: SpeculativeConfig) -> int:

@@ -12,6 +12,7 @@ from kvledger.errors import ConfigError
 from kvledger.models.aliases import aliases, find_alias
 from kvledger.models.facts import model_facts
 from kvledger.models.sources import find_in_catalogue, load_config
+from kvledger.models.weights import model_weights
 from tests.unit.plan.planning import plan
 
 
@@ -101,3 +102,36 @@ def test_a_bundled_name_without_its_owner_asks_no_hub(hub: FakeHub) -> None:
     assert load_config("Qwen3-8B").name == "Qwen/Qwen3-8B"
     assert load_config("Qwen/Qwen3-8B", offline=True).name == "Qwen/Qwen3-8B"
     assert hub.asked == []
+
+
+def test_a_model_that_decodes_with_fewer_layers_than_it_encodes_with() -> None:
+    """Whisper turbo: 809 million parameters, 4 decoder layers behind 32 of the encoder."""
+    facts = model_facts(load_config("openai/whisper-large-v3-turbo"))
+    assert [layer.role for layer in facts.layers] == ["self_attn", "encoder_attn"] * 4
+    found = plan(facts)
+    assert found.budgets[0].terms[0].bytes == pytest.approx(809e6 * 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # As the models' cards say.
+    [
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36.2),
+        ("bigcode/starcoder2-15b", 16.0),
+        ("01-ai/Yi-1.5-34B-Chat", 34.4),
+        ("CohereLabs/c4ai-command-r7b-12-2024", 8.03),
+        ("CohereLabs/c4ai-command-a-03-2025", 111.0),
+        ("microsoft/Phi-3-medium-128k-instruct", 14.0),
+        ("zai-org/GLM-4-32B-0414", 32.6),
+        ("mistralai/Codestral-22B-v0.1", 22.2),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3.75),
+        ("Qwen/Qwen2.5-VL-32B-Instruct", 33.5),
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 73.4),
+        ("BAAI/bge-m3", 0.568),
+    ],
+)
+def test_derived_models_have_the_parameters_of_their_cards(name: str, billions: float) -> None:
+    facts = model_facts(load_config(name))
+    counted = sum(weight.params for weight in model_weights(facts.config, facts.layers))
+    assert counted == pytest.approx(billions * 1e9, rel=0.01)
+    assert any("not a copy of the model's own file" in note for note in facts.config.notes)

@@ -149,3 +149,25 @@ def test_what_drafted_is_read_from_a_log() -> None:
     named = text.replace("mtp", "eagle3").replace("/models/Qwen3.5-27B", "some/head")
     start = asked_by_log(Asked(None, "H100", None, EngineOptions()), read_log(named)).start
     assert start.options.speculative_config == SpeculativeConfig("eagle3", 2, "some/head")
+
+
+def test_bundled_drafts_need_no_network() -> None:
+    head = plan("meta-llama/Llama-3.1-8B-Instruct", "eagle3", 3, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
+    assert [len(group.layer_names) for group in head.layout.groups] == [33]
+    block = plan("Qwen/Qwen3-8B", "", None, "z-lab/Qwen3-8B-DFlash-b16")
+    assert block.request.draft is not None
+    # A block of 16 is an anchor and 15 tokens.
+    assert (block.request.draft.method, block.request.draft.num_tokens) == ("dflash", 15)
+
+
+def test_a_draft_in_the_speculators_format_has_its_layers_nested(tmp_path: Path) -> None:
+    layer = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 1, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+             "max_position_embeddings": 40960}  # fmt: skip
+    nested = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 32000,
+              "transformer_layer_config": layer}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    by_file = plan("Qwen/Qwen3-8B", "eagle3", 3, str(tmp_path))
+    bundled = plan("Qwen/Qwen3-8B", "eagle3", 3, "RedHatAI/Qwen3-8B-speculator.eagle3")
+    assert by_file.layout == bundled.layout
+    assert weights(by_file) == weights(bundled)
