@@ -152,7 +152,10 @@ class PlannedEngineOptions:
     optimization_level: Annotated[
         int | None, whole(MEMORY, "0 to 3; 0 has no CUDA graphs.", "--optimization-level", "-O")
     ] = None
-    compilation_config: Annotated[str | None, words(MEMORY, "JSON; its cudagraph_mode is read.")] = None
+    compilation_config: Annotated[str | None, words(MEMORY, "JSON; its cudagraph fields are read.")] = None
+    cudagraph_capture_sizes: Annotated[str | None, words(MEMORY, "Batches that are captured: 1,2,4,8.")] = None
+    max_cudagraph_capture_size: Annotated[int | None, whole(MEMORY, "The largest batch that is captured.")] = None
+    language_model_only: Annotated[bool | None, switch(ENGINE, "Without the towers of images and sounds.")] = None
     attention_backend: Annotated[
         str | None, words(ENGINE, "FLASH_ATTN, TRITON_ATTN, FLASHMLA, ... Default: by the card.")
     ] = None
@@ -234,14 +237,34 @@ class PlannedEngineOptions:
         values = {name: getattr(self, name) for name in self.given() if name in known}
         if self.pp_layer_partition is not None:
             values["pipeline_layers"] = parse_counts("--pp-layer-partition", self.pp_layer_partition)
-        if self.compilation_config is not None:
-            mode = json_object("--compilation-config", self.compilation_config).get("cudagraph_mode")
-            values["cudagraph_mode"] = "" if mode is None else str(mode)
+        values.update(self.graph_options())
         values.pop("speculative_config", None)
         drafts = self.draft_options()
         if drafts:
             values["speculative_config"] = speculative_config(drafts)
         return EngineOptions(**values)
+
+    def graph_options(self) -> dict[str, Any]:
+        """What is captured, by compilation_config and by the options that go before its fields."""
+        from kvledger.plan.counts import parse_counts
+
+        fields: dict[str, Any] = {}
+        if self.compilation_config is not None:
+            given = json_object("--compilation-config", self.compilation_config)
+            mode, sizes, largest = (
+                given.get(name) for name in ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
+            )
+            fields["cudagraph_mode"] = "" if mode is None else str(mode)
+            if isinstance(sizes, list):
+                fields["cudagraph_capture_sizes"] = parse_counts("--compilation-config", ",".join(map(str, sizes)))
+            if isinstance(largest, int):
+                fields["max_cudagraph_capture_size"] = largest
+        if self.cudagraph_capture_sizes is not None:
+            sizes_text = self.cudagraph_capture_sizes
+            fields["cudagraph_capture_sizes"] = parse_counts("--cudagraph-capture-sizes", sizes_text)
+        if self.max_cudagraph_capture_size is not None:
+            fields["max_cudagraph_capture_size"] = self.max_cudagraph_capture_size
+        return fields
 
     def draft_options(self) -> dict[str, object]:
         """The fields of speculative_config, those of its own options before those of the JSON."""

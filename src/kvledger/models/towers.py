@@ -5,6 +5,7 @@ it to the language model is counted for the families that are known. A tower wit
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from kvledger.models.config import JSON, ModelConfig, integer
 from kvledger.models.shards import ANY, FIRST_STAGE, WHOLE, Weight
@@ -49,6 +50,15 @@ def tower_weights(config: ModelConfig) -> Iterator[Weight]:
         section = outer.get(name) if isinstance(outer, Mapping) else None
         if isinstance(section, Mapping):
             yield from tower(config, name.removesuffix("_config"), section)
+
+
+def without_towers(config: ModelConfig) -> ModelConfig:
+    """The config of the language model alone, which --language-model-only loads."""
+    outer = config.root.get("thinker_config")
+    kept: dict[str, object] = {name: value for name, value in config.root.items() if name not in TOWERS}
+    if isinstance(outer, Mapping):
+        kept["thinker_config"] = {name: value for name, value in outer.items() if name not in TOWERS}
+    return replace(config, root=kept)
 
 
 def tower(config: ModelConfig, name: str, section: JSON) -> Iterator[Weight]:

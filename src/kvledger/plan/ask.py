@@ -7,6 +7,7 @@ from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.config import with_overrides
 from kvledger.models.facts import ModelFacts, model_facts
 from kvledger.models.sources import load_config
+from kvledger.models.towers import without_towers
 from kvledger.plan.counts import parse_count, parse_length, parse_number
 from kvledger.plan.gpus import BY_SIZE, Gpu, custom_gpu, find_gpu
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
@@ -56,6 +57,8 @@ def build_request(asked: Asked) -> PlanRequest:
     config = load_config(asked.model)
     if asked.hf_overrides:
         config = with_overrides(config, asked.hf_overrides)
+    if asked.options.language_model_only:
+        config = without_towers(config)
     facts = model_facts(config)
     for note in card_notes(asked, cards, facts):
         config.note(note)

@@ -85,11 +85,6 @@ def parse_pasted(pasted: Sequence[str], release: str = "0.33") -> PastedCommand:
             without_effect.setdefault(effect.words, []).append(name)
         elif not is_off(found, dest):
             unmodelled.append(f"{name} is not modelled: {effect.words}")
-    unmodelled += [
-        f"{found.used['compilation_config']} is not modelled: {option_effects()[dest].words}"
-        for dest in ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
-        if found.values.get("compilation_config", {}).get(dest) is not None
-    ]
     remarks = [f"{', '.join(names)}: no change to the plan ({reason})" for reason, names in without_effect.items()]
     remarks += [f"{name} is no option of an engine" for name in found.others]
     return PastedCommand(tuple(arguments), tuple(remarks), tuple(unmodelled))

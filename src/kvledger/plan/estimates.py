@@ -106,26 +106,41 @@ def encoded_bytes(config: ModelConfig, settings: EngineSettings) -> int:
     return MERGED_TOKENS * outputs * config.need("hidden_size") * dtype_bytes(settings.dtype)
 
 
-def graph_counts(settings: EngineSettings, gpu: Gpu, decode_tokens: int = 1) -> tuple[int, int]:
-    """Graphs that vLLM captures by default: of mixed batches, and of batches that only decode.
+def graph_counts(
+    settings: EngineSettings, gpu: Gpu, decode_tokens: int = 1, options: EngineOptions | None = None
+) -> tuple[int, int]:
+    """Graphs that vLLM captures: of mixed batches, and of batches that only decode.
 
-    Sizes are 1, 2, 4, every 8 up to 256 and every 16 above, up to two tokens a sequence, 512 tokens (1,024 on compute
-    capability 10) or a step. `decode_tokens`: tokens of one request in a step, 1 and the drafts.
+    Sizes are those that were asked for, else 1, 2, 4, every 8 up to 256 and every 16 above, up to two tokens a
+    sequence, 512 tokens (1,024 on compute capability 10) or a step. `decode_tokens`: tokens of one request in a step,
+    1 and the drafts.
     """
+    widest, step = settings.max_num_seqs * decode_tokens, settings.max_num_batched_tokens
     largest = LARGEST_GRAPH_CAPABILITY_10 if 10 <= gpu.compute_capability < 11 else LARGEST_GRAPH
-    widest = settings.max_num_seqs * decode_tokens
-    limit = min(2 * widest, largest, settings.max_num_batched_tokens)
-    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)) if size <= limit]
+    limit = min(2 * widest, largest)
+    asked: tuple[int, ...] = ()
+    if options is not None:
+        asked = options.cudagraph_capture_sizes
+        limit = options.max_cudagraph_capture_size or limit
+    limit = min(limit, step)
+    usual = (1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16))
+    sizes = [size for size in (sorted(set(asked)) or usual) if size <= (step if asked else limit)]
     return len(sizes), sum(1 for size in sizes if decode_tokens <= size <= widest)
 
 
 def graphs(
-    config: ModelConfig, settings: EngineSettings, gpu: Gpu, num_layers: int, decode_tokens: int = 1, copies: int = 1
+    config: ModelConfig,
+    settings: EngineSettings,
+    gpu: Gpu,
+    num_layers: int,
+    decode_tokens: int = 1,
+    options: EngineOptions | None = None,
 ) -> Estimate:
-    """What vLLM sets aside for CUDA graphs since 0.21: it captures two of each kind and multiplies. `copies`: graphs of
-    each batch.
+    """What vLLM sets aside for CUDA graphs since 0.21: it captures two of each kind and multiplies. With adapters a
+    graph is captured for batches with and without one.
     """
-    mixed, decoding = (count * copies for count in graph_counts(settings, gpu, decode_tokens))
+    copies = 2 if options is not None and options.enable_lora else 1
+    mixed, decoding = (count * copies for count in graph_counts(settings, gpu, decode_tokens, options))
     count = mixed + decoding
     has_experts = num_experts(config) > 0
     size = GRAPH_LAYER * count * num_layers * (EXPERT_GRAPHS if has_experts else 1.0)

@@ -114,8 +114,11 @@ def stated_options(facts: LogFacts) -> dict[str, object]:
     if "gpu_memory_utilization" not in stated and facts.requested_gib and facts.total_gib:
         stated["gpu_memory_utilization"] = round(facts.requested_gib / facts.total_gib, 3)
     compilation: object = (facts.args or {}).get("compilation_config")
-    if isinstance(compilation, Mapping) and compilation.get("cudagraph_mode") is not None:
-        stated["cudagraph_mode"] = str(compilation["cudagraph_mode"])
+    if isinstance(compilation, Mapping):
+        for name in ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+            value = compilation.get(name)
+            if value:
+                stated[name] = str(value) if name == "cudagraph_mode" else value
     drafts = drafts_of(facts)
     stated.pop("speculative_config", None)
     if drafts is not None:

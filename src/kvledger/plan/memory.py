@@ -161,9 +161,7 @@ def graphs_term(
         return exact(GRAPHS, 0, GIVEN, "--enforce-eager" if options.enforce_eager else "no CUDA graphs")
     if measured.graph_bytes is not None:
         return exact(GRAPHS, measured.graph_bytes, MEASURED, "given by the user or a log")
-    # With adapters a graph is captured for batches with and without one.
-    copies = 2 if options.enable_lora else 1
-    return estimated(GRAPHS, graphs(config, settings, gpu, stage.num_layers, stage.decode_tokens, copies))
+    return estimated(GRAPHS, graphs(config, settings, gpu, stage.num_layers, stage.decode_tokens, options))
 
 
 def other_term(gpu: Gpu, options: EngineOptions, measured: MeasuredMemory) -> Term:

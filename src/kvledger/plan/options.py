@@ -81,6 +81,9 @@ class EngineOptions:
     offload_num_in_group: int = 1
     offload_prefetch_step: int = 1
     kv_offloading_size: float | None = None
+    language_model_only: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    max_cudagraph_capture_size: int | None = None
 
     def __post_init__(self) -> None:
         self.check_numbers()
@@ -138,6 +141,8 @@ class EngineOptions:
             ("--prefill-context-parallel-size", self.prefill_context_parallel_size),
             ("--mamba-block-size", self.mamba_block_size),
             ("--max-loras", self.max_loras),
+            ("--max-cudagraph-capture-size", self.max_cudagraph_capture_size),
+            ("--cudagraph-capture-sizes", min(self.cudagraph_capture_sizes, default=None)),
             ("--offload-num-in-group", self.offload_num_in_group),
             ("--offload-prefetch-step", self.offload_prefetch_step),
         ):

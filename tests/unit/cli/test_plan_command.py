@@ -351,3 +351,18 @@ def test_drafts_are_planned_from_a_pasted_line(words: tuple[str, ...], capsys: p
     assert found["not_modelled"] == []
     _, out, _ = run(capsys, *pasted)
     assert "mtp drafts 2" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--cudagraph-capture-sizes", "1", "2", "4"),
+        ("-cc", '{"cudagraph_capture_sizes": [1, 2, 4]}'),
+        ("-cc.max_cudagraph_capture_size=4",),
+        ("--max-cudagraph-capture-size", "4"),
+    ],
+)
+def test_capture_sizes_are_read_from_a_pasted_line(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "--gpu", "H100", "--", "vllm", "serve", LLAMA, *words)
+    assert found["memory"][0]["terms"][2]["detail"] == "3 + 3 graphs of 32 layers"
+    assert found["not_modelled"] == []

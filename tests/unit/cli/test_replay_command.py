@@ -171,6 +171,8 @@ WRONG_VALUES = [
     ("--hf-overrides", "[1]", "not a JSON object"),
     ("--speculative-config", "{", "not JSON"),
     ("--max-loras", "0", "must be at least 1"),
+    ("--cudagraph-capture-sizes", "two", "not a whole number"),
+    ("--max-cudagraph-capture-size", "0", "must be at least 1"),
     ("--max-lora-rank", "3", "use one of 1, 8, 16"),
     ("--lora-dtype", "int3", "use one of auto, float16"),
     ("--cpu-offload-gb", "-1", "less than nothing"),

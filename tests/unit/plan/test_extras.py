@@ -1,13 +1,15 @@
 """Adapters and offloading: what a GPU holds more, or less, than the model."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvledger.errors import ConfigError
+from kvledger.plan.ask import Asked, build_request
 from kvledger.plan.offloading import host_cache
 from kvledger.plan.options import EngineOptions
-from kvledger.plan.plan import Plan
+from kvledger.plan.plan import Plan, make_plan
 from tests.unit.plan.planning import LLAMA_8B, plan
 
 GIB = 1 << 30
@@ -90,6 +92,31 @@ def test_the_host_keeps_blocks_of_all_ranks() -> None:
     assert kept(plan(LLAMA_8B, kv_offloading_size=10, tensor_parallel_size=2)) == 5120
     assert kept(plan(LLAMA_8B, kv_offloading_size=10, pipeline_parallel_size=2)) == 5120
     assert host_cache(EngineOptions(), plan(LLAMA_8B).workers) is None
+
+
+def graphs_of(**options: Any) -> str:
+    return plan(LLAMA_8B, **options).budgets[0].terms[2].detail
+
+
+def test_graphs_are_those_of_the_sizes_that_are_captured() -> None:
+    assert graphs_of(cudagraph_capture_sizes=(1, 2, 4)) == "3 + 3 graphs of 32 layers"
+    # 1, 2, 4 and every 8 up to 64.
+    assert graphs_of(max_cudagraph_capture_size=64) == "11 + 11 graphs of 32 layers"
+    # Of four sequences, batches up to 4 only decode, and up to 8 are captured.
+    assert graphs_of(max_num_seqs=4) == "4 + 3 graphs of 32 layers"
+    fewer, usual = plan(LLAMA_8B, cudagraph_capture_sizes=(8,)), plan(LLAMA_8B)
+    assert fewer.num_blocks > usual.num_blocks
+
+
+def test_the_language_model_alone_has_no_towers() -> None:
+    name = "Qwen/Qwen3-VL-8B-Instruct"
+    asked = Asked(name, "H100", None, EngineOptions(max_model_len=8192))
+    whole = make_plan(build_request(asked))
+    alone = make_plan(build_request(replace(asked, options=replace(asked.options, language_model_only=True))))
+    # The vision tower has 0.58 billion parameters, and its largest image is the peak no more.
+    assert whole.budgets[0].weight_bytes - alone.budgets[0].weight_bytes == pytest.approx(0.576e9 * 2, rel=0.02)
+    assert "image" not in alone.budgets[0].terms[1].detail
+    assert alone.budgets[0].cache.bytes > whole.budgets[0].cache.bytes
 
 
 @pytest.mark.parametrize(

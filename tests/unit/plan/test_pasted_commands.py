@@ -190,11 +190,7 @@ def test_every_modelled_option_is_one_of_the_plans_own() -> None:
     ("written", "words"),
     [
         ("--load-format dummy", "--load-format is not modelled: weights"),
-        ("--language-model-only", "--language-model-only is not modelled: the weights of the towers"),
         ("--kv-cache-dtype-skip-layers 0 1", "one KV type"),
-        ("--max-cudagraph-capture-size 8", "default sizes"),
-        ("--cudagraph-capture-sizes 1 2 4", "default sizes"),
-        ('-cc {"cudagraph_capture_sizes":[1]}', "default sizes"),
         ('--kv-transfer-config {"kv_connector":"X"}', "hybrid manager"),
     ],
 )
