@@ -183,6 +183,7 @@ def connect(theirs: Any, store: Store, steps_in_flight: int) -> None:
     theirs.defer_block_free = steps_in_flight > 1
     forget_failed_loads(theirs)
     count_external_states(theirs)
+    notice_what_did_not_arrive(theirs)
 
 
 def forget_failed_loads(theirs: Any) -> None:
@@ -203,6 +204,17 @@ def forget_failed_loads(theirs: Any) -> None:
 
     theirs._update_waiting_for_remote_kv = update_waiting_for_remote_kv
     theirs.schedule = schedule_and_requeue
+
+
+def notice_what_did_not_arrive(theirs: Any) -> None:
+    """Of a load vLLM takes off what a step of the request's earlier life computed, and then does not see that the last
+    block did not arrive (docs/differences.md)."""
+    update = theirs._update_requests_with_invalid_blocks
+
+    def update_loads_whole(requests: Any, invalid: set[int], num_scheduled: dict[str, int], evict_blocks: bool) -> Any:
+        return update(requests, invalid, num_scheduled if evict_blocks else {}, evict_blocks=evict_blocks)
+
+    theirs._update_requests_with_invalid_blocks = update_loads_whole
 
 
 def count_external_states(theirs: Any) -> None:

@@ -1,6 +1,7 @@
 """vLLM's manager and ours, driven by the same random calls and compared in full after each of them."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks as TheirBlocks
@@ -365,8 +366,8 @@ class LedgerPair:
     def look_up(self, pair: Pair) -> tuple[PrefixHit, TheirBlocks, int]:
         ours = self.ours.get_computed_blocks(pair.ours)
         their_blocks, num_hit, boundary = self.theirs.get_computed_blocks(pair.theirs)
-        assert ours.num_tokens == num_hit
-        assert ours.shared_prefix_boundary == boundary
+        assert ours.num_tokens == num_hit, f"a hit of {ours.num_tokens} tokens here, {num_hit} there"
+        assert ours.shared_prefix_boundary == boundary, f"{ours.shared_prefix_boundary} here, {boundary} there"
         assert ours.blocks.get_block_ids() == their_blocks.get_block_ids()
         self.compare()
         return ours, their_blocks, num_hit
@@ -407,7 +408,8 @@ class LedgerPair:
             b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()
         ]
         assert [b.ref_cnt for b in our_pool.blocks[1:]] == [b.ref_cnt for b in their_pool.blocks[1:]]
-        assert _index(our_pool) == _their_index(their_pool)
+        ours, theirs = _index(our_pool), _their_index(their_pool)
+        assert ours == theirs, _apart(ours, theirs)
         assert [b.num_hash_tokens for b in our_pool.blocks] == [b.block_hash_num_tokens or 0 for b in their_pool.blocks]
         assert self.ours.usage == self.theirs.usage
         for pair in [*self.running, *self.loading]:
@@ -437,6 +439,13 @@ def _index(pool: object) -> list[tuple[int, list[int]]]:
         for group_id, index in enumerate(pool.indexes)
         for blocks in index.blocks().values()
     )
+
+
+def _apart(ours: list[tuple[int, list[int]]], theirs: list[tuple[int, list[int]]]) -> str:
+    """What only one of two indexes has."""
+    mine, other = ([(group_id, tuple(ids)) for group_id, ids in entries] for entries in (ours, theirs))
+    here, there = Counter(mine) - Counter(other), Counter(other) - Counter(mine)
+    return f"cached, as (group, blocks): only here {[*here.elements()]}, only there {[*there.elements()]}"
 
 
 def _their_index(pool: object) -> list[tuple[int, list[int]]]:

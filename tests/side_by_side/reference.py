@@ -35,6 +35,7 @@ init_none_hash(sha256)
 RELEASE = ".".join(vllm.__version__.split(".")[:2])
 decisions: Decisions = decisions_of(RELEASE if RELEASE in RELEASES else LATEST_RELEASE).exact()
 HAS_LOOKAHEAD = "num_hash_lookahead_tokens" in inspect.signature(KVCacheManager.__init__).parameters
+HAS_PINS = "enable_mamba_shared_prefix_checkpoint" in inspect.signature(KVCacheManager.__init__).parameters
 
 
 def hash_lookahead(layout: Layout) -> int:
@@ -45,6 +46,8 @@ def hash_lookahead(layout: Layout) -> int:
 def manager_arguments(layout: Layout, num_blocks: int, max_model_len: int, **changes: Any) -> dict[str, Any]:
     """What vLLM's scheduler gives its manager for that layout."""
     lookahead = hash_lookahead(layout)
+    # Of a release that lacks one of these the rest can still be compared (search.py).
+    pins = {"enable_mamba_shared_prefix_checkpoint": layout.pins_shared_prefix} if HAS_PINS else {}
     return {
         "kv_cache_config": layout.their_config(num_blocks),
         "max_model_len": max_model_len,
@@ -56,7 +59,7 @@ def manager_arguments(layout: Layout, num_blocks: int, max_model_len: int, **cha
         "num_prefill_lookahead": layout.num_draft_lookahead,
         "log_stats": True,
         "dcp_world_size": layout.context_parallel_size,
-        "enable_mamba_shared_prefix_checkpoint": layout.pins_shared_prefix,
+        **pins,
         **({"num_hash_lookahead_tokens": lookahead} if lookahead else {}),
         **changes,
     }

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvledger.core.groups.decisions import Decisions, decisions_of
+from kvledger.errors import KVLedgerError
 from tests.side_by_side import reference
 from tests.side_by_side.layouts import MODEL_LAYOUTS, Layout, random_layout
 from tests.side_by_side.ledger_pair import LedgerPair
@@ -75,13 +76,7 @@ def manager_seed(layout: Layout, seed: int) -> dict[str, Any] | None:
         finally:
             num_calls = pair.num_calls
     except Exception as difference:
-        return {
-            "seed": seed,
-            "calls": num_calls,
-            "layout": repr(layout),
-            "error": _message(difference),
-            "last_calls": calls[-SHOWN_CALLS:],
-        }
+        return _found(difference, seed, num_calls, repr(layout), calls[-SHOWN_CALLS:])
     return None
 
 
@@ -95,17 +90,29 @@ def scheduler_seed(make_layout: Callable[[random.Random], Layout], seed: int) ->
         try:
             drive(limits, Path(directory), rng, seed)
         except Exception as difference:
-            return {"seed": seed, "calls": 0, "layout": repr(limits), "error": _message(difference), "last_calls": []}
+            return _found(difference, seed, 0, repr(limits), [])
     return None
 
 
-def _message(difference: Exception) -> str:
-    """What differed: the comparison that failed, or what a side raised."""
-    frames = traceback.extract_tb(difference.__traceback__)
-    where = frames[-1]
+def _found(difference: Exception, seed: int, num_calls: int, layout: str, last_calls: list[str]) -> dict[str, Any]:
+    """`is_difference`: both sides were there to be compared; otherwise the release lacks what the suite asks for."""
+    return {
+        "seed": seed,
+        "calls": num_calls,
+        "layout": layout,
+        "error": describe_failure(difference),
+        "last_calls": last_calls,
+        "is_difference": isinstance(difference, (AssertionError, KVLedgerError)),
+    }
+
+
+def describe_failure(difference: Exception) -> str:
+    """What differed: in the words of the comparison, or its source; or what a side raised."""
+    where = traceback.extract_tb(difference.__traceback__)[-1]
     text = (str(difference).strip().splitlines() or [""])[0][:300]
-    place = f"{Path(where.filename).name}: {where.line}"
-    return f"{type(difference).__name__} {text}".strip() + f" ({place})"
+    if isinstance(difference, AssertionError) and text:
+        return text
+    return f"{type(difference).__name__} {text}".strip() + f" ({Path(where.filename).name}: {where.line})"
 
 
 def kinds() -> dict[str, Callable[[int], dict[str, Any] | None]]:
@@ -122,15 +129,21 @@ def kinds() -> dict[str, Callable[[int], dict[str, Any] | None]]:
 
 
 def search(rules: Decisions, num_seeds: int, only: set[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Of each kind: how many seeds differ, and the shortest difference."""
+    """Of each kind: how many seeds differ, how many cannot be compared, and the shortest difference."""
     reference.decisions = rules
     results: dict[str, dict[str, Any]] = {}
     for kind, attempt in kinds().items():
         if only is not None and kind not in only:
             continue
-        differences = [found for seed in range(num_seeds) if (found := attempt(seed)) is not None]
-        shortest = min(differences, key=lambda found: found["calls"], default=None)
-        results[kind] = {"seeds": num_seeds, "differ": len(differences), "shortest": shortest}
+        found = [each for seed in range(num_seeds) if (each := attempt(seed)) is not None]
+        num_differ = sum(each["is_difference"] for each in found)
+        shortest = min(found, key=lambda each: (not each["is_difference"], each["calls"]), default=None)
+        results[kind] = {
+            "seeds": num_seeds,
+            "differ": num_differ,
+            "not_compared": len(found) - num_differ,
+            "shortest": shortest,
+        }
     return results
 
 

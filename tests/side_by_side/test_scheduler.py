@@ -121,7 +121,8 @@ def with_source(rng: random.Random, layout: Layout) -> Limits:
     return replace(limits, has_source=True, by_priority=rng.random() < 0.5, steps_in_flight=rng.choice([1, 2]))
 
 
-@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+# The last one: a load arrives in part, and with it a step from before its request was preempted.
+@pytest.mark.parametrize("seed", [*range(NUM_SEEDS), 100_028])
 def test_one_group_with_external_tokens(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     drive(with_source(rng, one_group(rng)), tmp_path, rng, seed)

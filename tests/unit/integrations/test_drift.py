@@ -6,22 +6,24 @@ from pathlib import Path
 import pytest
 
 from kvledger.integrations.vllm import drift
+from kvledger.integrations.vllm.served import nearest_release
 
-# What two seeds found beside 0.31, cut to a few kinds.
+# What two seeds found beside 0.31, cut to a few kinds (tests/side_by_side/test_drift.py has what holds of all).
 SURFACE = """v1.core.kv_cache_manager:KVCacheManager.allocate_slots: 'skip_zeroing_group_ids' is gone
 v1.core.sched.scheduler uses kv_cache_manager.get_zeroing_block_ids_in_range, which ours lacks
 """
 FOUND = [
-    {"kind": "manager: one group", "seeds": 2, "differ": 0, "shortest": None},
+    {"kind": "manager: one group", "seeds": 2, "differ": 0, "not_compared": 0, "shortest": None},
     {
         "kind": "manager: qwen3-next, states in larger blocks",
         "seeds": 2,
         "differ": 2,
+        "not_compared": 0,
         "shortest": {
             "seed": 0,
             "calls": 73,
             "layout": "Layout(qwen3-next)",
-            "error": "AssertionError (ledger_pair.py: assert _index(our_pool) == _their_index(their_pool))",
+            "error": "cached, as (group, blocks): only here [(1, (84,)), (2, (79,)), (3, (83,))], only there []",
             "last_calls": ["start_step()", "record_prefix_lookup(r13: 0 of 16 tokens, 8)"],
         },
     },
@@ -29,11 +31,17 @@ FOUND = [
     {"rule": "victim_yields", "value": False, "before": 22, "after": 22},
     {"rule": "recaches_hit_states", "value": True, "before": 22, "after": 20},
 ]
+SERVED = [
+    {"layout": "gpt-oss", "problem": ""},
+    {"layout": "gemma 3 with a marked draft", "problem": "seed 1, call 98: vLLM: (4, 0, 0); here: (8, 0, 0)"},
+]
 
 
 def answers(files: Path, *arguments: str) -> str:
     if "kvledger.integrations.vllm.surface" in arguments:
         return SURFACE
+    if "tests.plugin.search" in arguments:
+        return "\n".join(map(json.dumps, SERVED))
     if "tests.side_by_side.search" in arguments:
         assert arguments[-4:] == ("--as", "0.32", "--seeds", "2")
         return "some line of vLLM's\n" + "\n".join(map(json.dumps, FOUND))
@@ -51,8 +59,11 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Compared with the decisions of 0.32, 2 seeds a kind. The newest known: 0.33." in lines
     assert any(line.startswith("Left to vLLM's own manager: vLLM 0.31.0: known are 0.32 to 0.33") for line in lines)
     assert "- v1.core.kv_cache_manager:KVCacheManager.allocate_slots: 'skip_zeroing_group_ids' is gone" in lines
-    assert "| manager: one group | 0 of 2 |" in lines
-    assert "| manager: qwen3-next, states in larger blocks | 2 of 2 |" in lines
+    assert "Forced, it decides as 0.32: the same in 1 of 2 kinds." in lines
+    marked = "| gemma 3 with a marked draft | seed 1, call 98: vLLM: (4, 0, 0); here: (8, 0, 0) |"
+    assert marked in lines
+    assert "| manager: one group | 0 of 2 |  |" in lines
+    assert "| manager: qwen3-next, states in larger blocks | 2 of 2 |  |" in lines
     assert "    record_prefix_lookup(r13: 0 of 16 tokens, 8)" in lines
     assert "| hashes_ahead | False | 22 -> 29 | as 0.32 |" in lines
     assert "| victim_yields | False | 22 -> 22 | not decided by these seeds |" in lines
@@ -75,4 +86,4 @@ def test_where_nothing_is_to_be_had_it_says_what_to_do(
     ("version", "start"), [("0.30", "0.32"), ("0.32.1", "0.32"), ("0.33", "0.33"), ("0.40", "0.33")]
 )
 def test_the_rules_to_start_from(version: str, start: str) -> None:
-    assert drift.nearest(version) == start
+    assert nearest_release(version) == start

@@ -278,9 +278,12 @@ class AlignedMambaManager(MambaManager):
         elif end == num_computed_tokens or end % self.block_size == 0:
             # Inside a block whose end may still change nothing is named: once it is settled, the state has gone on.
             self._cache_tail(held, request, end)
-        if self.offers is not None:
-            for block in held.blocks[start : held.num_cached_blocks]:
-                if block.block_hash is not None:
+        # With the names that they keep: an exported state takes another one than its block's end had.
+        for index in range(start, held.num_cached_blocks):
+            block = held.blocks[index]
+            if block.block_hash is not None:
+                self._note_cached(block.block_hash, request, block.num_hash_tokens)
+                if self.offers is not None:
                     self.offers.add(StateOffer(request.request_id, self.group_id, block, block.num_hash_tokens))
 
     def offer_states(self, offers: StateOffers) -> None:
@@ -294,12 +297,6 @@ class AlignedMambaManager(MambaManager):
 
     def next_caching(self, held: GroupBlocks) -> int:
         return 0
-
-    def cached(self, request: Request, blocks: list[KVCacheBlock]) -> None:
-        super().cached(request, blocks)
-        for block in blocks:
-            if block.block_hash is not None:
-                self._note_cached(block.block_hash, request, block.num_hash_tokens)
 
     def _cache_checkpoint(self, held: StateBlocks, request: Request) -> None:
         """Names the state that this step's prefill exports by the length that it stands for."""

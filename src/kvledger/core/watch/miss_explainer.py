@@ -254,7 +254,8 @@ class MissExplainer(LedgerObserver):
         """The same for a prefix that ends inside the block at `position`, where hits can end there: the longest."""
         manager = self._tellers[0]
         unit = manager.policy.hash_block_size
-        end = min(limit, round_down(position, manager.block_size) + manager.block_size - unit)
+        # Of the last tokens there may be no hash yet: a draft's looks ahead.
+        end = min(limit, round_down(position, manager.block_size) + manager.block_size - unit, len(hashes) * unit)
         while end > position:
             part = self._ghosts.find(manager.group_id, hashes[end // unit - 1])
             if part is not None:

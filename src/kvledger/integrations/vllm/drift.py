@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES
-from kvledger.integrations.vllm.served import NotServedError, parsed_version, require_version
+from kvledger.core.groups.decisions import LATEST_RELEASE
+from kvledger.integrations.vllm.served import NotServedError, nearest_release, require_version
 
 _REFERENCE: Final = "KVLEDGER_REFERENCE"
 _SEARCH: Final = Path("tests/side_by_side/search.py")
@@ -67,18 +67,12 @@ def run(files: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def nearest(version: str) -> str:
-    """The release with known decisions to start from."""
-    known = [release for release in RELEASES if parsed_version(release) <= parsed_version(version)]
-    return known[-1] if known else RELEASES[0]
-
-
 def report(release: str, num_seeds: int) -> str:
     """The report in Markdown."""
     files = files_of(release)
     surface = _surface(files)
     version = run(files, "-c", "import vllm; print(vllm.__version__)").strip().splitlines()[-1]
-    start = nearest(version)
+    start = nearest_release(version)
     found = run(files, "-m", "tests.side_by_side.search", "--as", start, "--seeds", str(num_seeds))
     records = [json.loads(line) for line in found.splitlines() if line.startswith("{")]
     lines = [f"# vLLM {version} beside kvledger", ""]
@@ -86,10 +80,11 @@ def report(release: str, num_seeds: int) -> str:
         f"Compared with the decisions of {start}, {num_seeds} seeds a kind. The newest known: {LATEST_RELEASE}.",
         "",
     ]
-    lines += ["## The plugin", "", _served(version), ""]
+    lines += ["## The plugin", "", _served(version), "", *_serving(files, version, num_seeds), ""]
     lines += ["## The surface", "", *[f"- {line}" for line in surface], ""]
     lines += ["## Decisions", "", *_kinds([record for record in records if "kind" in record])]
-    lines += ["", "## Rules", "", *_rules([record for record in records if "rule" in record], start)]
+    is_whole = not any(record.get("not_compared") for record in records)
+    lines += ["", "## Rules", "", *_rules([record for record in records if "rule" in record], start, is_whole)]
     return "\n".join(lines) + "\n"
 
 
@@ -108,31 +103,54 @@ def _served(version: str) -> str:
     return "This version is served."
 
 
+def _serving(files: Path, version: str, num_seeds: int) -> Iterator[str]:
+    """What it would serve if it were forced, kind by kind, beside the release's own manager."""
+    try:
+        found = run(files, "-m", "tests.plugin.search", "--seeds", str(num_seeds))
+    except DriftError as error:
+        yield f"Forced, it could not start: {str(error).strip().splitlines()[-1]}"
+        return
+    records = [json.loads(line) for line in found.splitlines() if line.startswith("{")]
+    same = [record for record in records if not record["problem"]]
+    yield f"Forced, it decides as {nearest_release(version)}: the same in {len(same)} of {len(records)} kinds."
+    problems = [record for record in records if record["problem"]]
+    if problems:
+        yield ""
+        yield "| kind | forced |"
+        yield "| --- | --- |"
+        yield from (f"| {record['layout']} | {record['problem']} |" for record in problems)
+
+
 def _kinds(records: list[dict[str, Any]]) -> Iterator[str]:
     """A table of the kinds, then the shortest difference of each that has one."""
-    yield "| kind | seeds that differ |"
-    yield "| --- | --- |"
+    yield "| kind | seeds that differ | that cannot be compared |"
+    yield "| --- | --- | --- |"
     for record in records:
-        yield f"| {record['kind']} | {record['differ']} of {record['seeds']} |"
-    seen: set[str] = set()
+        yield f"| {record['kind']} | {record['differ']} of {record['seeds']} | {record['not_compared'] or ''} |"
+    kinds_by_error: dict[str, list[str]] = {}
+    for record in records:
+        if record["shortest"] is not None:
+            kinds_by_error.setdefault(record["shortest"]["error"], []).append(record["kind"])
     for record in records:
         shortest = record["shortest"]
-        if shortest is None:
+        # The same difference in another layout needs no second look.
+        if shortest is None or kinds_by_error[shortest["error"]][0] != record["kind"]:
             continue
         yield ""
         yield f"**{record['kind']}**, seed {shortest['seed']}, call {shortest['calls']}: {shortest['error']}"
-        if shortest["error"] in seen:
-            continue
-        # The same difference in another layout needs no second look.
-        seen.add(shortest["error"])
+        others = kinds_by_error[shortest["error"]][1:]
+        if others:
+            yield f"(and {', '.join(others)})"
         yield ""
         yield f"    {shortest['layout']}"
         yield from (f"    {call}" for call in shortest["last_calls"])
 
 
-def _rules(records: list[dict[str, Any]], start: str) -> Iterator[str]:
+def _rules(records: list[dict[str, Any]], start: str, is_whole: bool) -> Iterator[str]:
+    """`is_whole`: every seed could be compared."""
     if not records:
-        yield f"Nothing differs, so each rule holds as in {start}."
+        part = "Nothing differs" if is_whole else "Of what could be compared nothing differs"
+        yield f"{part}, so each rule {'holds' if is_whole else 'may hold'} as in {start}."
         return
     yield f"| rule | as {start} | turned round, seeds that differ | so |"
     yield "| --- | --- | --- | --- |"

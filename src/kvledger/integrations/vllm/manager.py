@@ -24,7 +24,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from kvledger.core.blocks.kv_cache_blocks import AdmissionRule, KVCacheBlocks, PrefixHit
-from kvledger.core.groups.decisions import LATEST_RELEASE, RELEASES, Decisions, decisions_of
+from kvledger.core.groups.decisions import Decisions, decisions_of
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.groups.state_offers import StateOffer
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
@@ -37,7 +37,7 @@ from kvledger.integrations.vllm.coordinator import CoordinatorView
 from kvledger.integrations.vllm.events import EventLog
 from kvledger.integrations.vllm.pool import PoolView
 from kvledger.integrations.vllm.residency import Residency
-from kvledger.integrations.vllm.served import NotServedError, as_not_served, parsed_version
+from kvledger.integrations.vllm.served import NotServedError, as_not_served, nearest_release
 from kvledger.integrations.vllm.specs import our_config
 from kvledger.integrations.vllm.watch import BlockZeroing, CallWatch
 
@@ -439,9 +439,8 @@ def _handed(offer: StateOffer) -> tuple[int, int, int]:
 
 
 def _decisions() -> Decisions:
-    """Those of the installed release, or for one that is forced of the newest that is known."""
-    release = ".".join(map(str, parsed_version(vllm.__version__)))
-    return decisions_of(release if release in RELEASES else LATEST_RELEASE).exact()
+    """Those of the installed release, or for one that is forced of the nearest that is known."""
+    return decisions_of(nearest_release(vllm.__version__)).exact()
 
 
 def _draft_rule(

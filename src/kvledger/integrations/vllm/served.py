@@ -6,6 +6,7 @@ The ledger decides as the vLLM that it is in does.
 import re
 from typing import Final
 
+from kvledger.core.groups.decisions import RELEASES
 from kvledger.errors import KVLedgerError
 
 # (major, minor) of vLLM.
@@ -21,6 +22,12 @@ def parsed_version(version: str) -> tuple[int, int]:
     """(major, minor) of "0.32.1.dev3+cpu"; (0, 0) of what is no version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def nearest_release(version: str) -> str:
+    """The release with known decisions to start from: the newest that is not newer, or the oldest."""
+    known = [release for release in RELEASES if parsed_version(release) <= parsed_version(version)]
+    return known[-1] if known else RELEASES[0]
 
 
 def require_version(version: str, force: bool = False) -> None:

@@ -110,7 +110,11 @@ def drift(version: str) -> list[str]:
         found += _compare(name, _expected(known, version), _parameters(name))
     for name, known in FIELDS.items():
         found += _compare(name, _expected(known, version), _fields(name))
-    return found + _missing_on_our_side() + _missing_for_connectors() + _missing_on_requests()
+    try:
+        found += _missing_on_our_side() + _missing_for_connectors()
+    except ImportError as error:
+        found.append(f"the adapter cannot be imported: {str(error).partition(' (')[0]}")
+    return found + _missing_on_requests()
 
 
 def _expected(known: str, version: str) -> list[str]:

@@ -355,6 +355,22 @@ def test_a_checkpoint_that_nobody_can_use_is_not_named() -> None:
     manager.check()
 
 
+def test_a_name_that_a_checkpoint_takes_from_its_block_does_not_keep_others_waiting() -> None:
+    """A chunk of 60 tokens leaves the state after 56 in the block of tokens 32 to 47, which it named by its end first.
+    The state after 48 that others start from is an older one."""
+    manager = hybrid(80, full(), state(16, checkpoint=4))
+    a = request("a", 49)
+    assert compute(manager, a, 48)
+    leave(manager, a)
+    manager.start_step()
+    assert compute(manager, request("b", 60), 60)
+    c = request("c", 52)
+    found = manager.get_computed_blocks(c)
+    assert found.num_tokens == 48
+    assert manager.allocate_slots(c, 4, found) is not None
+    manager.check()
+
+
 def test_no_checkpoint_in_a_decode_step_whose_drafts_cross_one() -> None:
     manager = hybrid(60, full(), state(16, drafts=8, checkpoint=4))
     a = request("a", 28)

@@ -22,7 +22,7 @@ from kvledger.core.watch.prompt_split import curve_blocks
 from kvledger.errors import ConfigError
 from kvledger.scheduler import Scheduler, SchedulerConfig
 from tests.groups import chunked, chunks, cross, full, host, hybrid, mla, state, window
-from tests.helpers import admit, admitted, decode, hit, ids, leave, ledger, other, request
+from tests.helpers import admit, admitted, cached_ids, decode, hit, ids, leave, ledger, other, request
 
 
 def explaining(usable: int, **options: Any) -> MissExplainer:
@@ -305,6 +305,16 @@ def test_the_block_that_a_draft_computes_again() -> None:
 
 
 # Several groups
+
+
+@pytest.mark.parametrize("num_tokens", range(7, 13))
+def test_the_last_tokens_have_no_name_yet_where_names_look_ahead(num_tokens: int) -> None:
+    """Names cover four tokens behind them, so the last four tokens of a prompt cannot be looked up."""
+    drafts = DraftRule(4, hashes_ahead=True)
+    misses = MissExplainer(hybrid(16, full(), state(), hasher=Sha256BlockHasher(2), drafts=drafts))
+    served(misses, request("a", 16))
+    misses.ledger.evict_blocks(cached_ids(misses.ledger))
+    assert sum(served(misses, request("b", num_tokens)).values()) == num_tokens
 
 
 def test_the_group_that_limits_a_hit_and_its_tokens() -> None:
