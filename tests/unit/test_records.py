@@ -47,6 +47,7 @@ from kvledger import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from kvledger.core.blocks.block import make_blocks
 from kvledger.core.record import Record
 from kvledger.engine import NewTokens, SamplingParams
 from kvledger.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch, ViewedBlock, ZmqOptions
@@ -93,9 +94,10 @@ def full_group() -> KVCacheGroupSpec:
 
 
 def new_blocks() -> NewBlocks:
+    blocks = make_blocks(9)
     grown = NewBlocks()
-    grown.add_one(0, 1, 2, 33)
-    grown.add_one(3, 0, 5, 7)
+    grown.add(0, 1, blocks[6:], 2)
+    grown.add(3, 0, blocks[2:8], 5)
     return grown
 
 
@@ -277,7 +279,7 @@ def test_content_makes_the_difference() -> None:
     split.hit = 4
     assert split != kvledger.PromptSplit()
     grown = new_blocks()
-    grown.add_one(3, 0, 6, 8)
+    grown.add(3, 0, make_blocks(9)[2:], 6)
     assert grown != new_blocks()
 
 
@@ -300,7 +302,7 @@ def test_a_pickled_step_has_all_that_a_worker_needs() -> None:
     assert bytes(memoryview(output.num_scheduled_tokens)) == b"\7\0\0\0\3\0\0\0"
     assert [data.token_ids for data in output.new_requests] == [list(range(7))] * 2
     assert output.new_requests[0].sampling_params == SamplingParams(seed=7)
-    assert output.new_blocks.ids_by_row(2) == {0: ([], [33]), 3: ([7], [])}
+    assert output.new_blocks.ids_by_row(2) == {0: ([], [8]), 3: ([7], [])}
     assert str(output.errors["huge"]) == "needs 9 blocks, the pool has 5"
 
 

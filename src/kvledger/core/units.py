@@ -3,6 +3,8 @@
 from operator import index
 from typing import Final, SupportsIndex
 
+from mypy_extensions import i64
+
 from kvledger.errors import RequestError, wrong_value
 
 # Counts of tokens and ids of blocks stand in int32 arrays: what is beyond cannot be meant.
@@ -24,6 +26,11 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 def cdiv(value: int, divisor: int) -> int:
     """value / divisor, rounded up, for value >= 0."""
     return -(-value // divisor)
+
+
+def blocks_for(num_tokens: i64, block_size: i64) -> i64:
+    """cdiv in native integers, for what every step counts. num_tokens >= 0."""
+    return (num_tokens + block_size - 1) // block_size
 
 
 def round_down(value: int, step: int) -> int:

@@ -12,7 +12,7 @@ objects), and dropping a pool frees them at once.
 
 from typing import Final
 
-from mypy_extensions import i32, mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
 from kvledger.core.record import refuse_copy
 from kvledger.errors import BlockError, OutOfBlocksError, require
@@ -78,45 +78,41 @@ class FreeKVCacheBlockQueue:
     def __len__(self) -> int:
         return self.num_free_blocks
 
-    def popleft(self) -> KVCacheBlock:
-        """Takes the first block. OutOfBlocksError when none is free."""
-        if self.num_free_blocks == 0:
-            raise OutOfBlocksError("popleft: no free block is left")
-        block = self._blocks[self._seam.next_free_id]
-        self._unlink(block)
-        return block
-
-    def popleft_n(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Takes the first num_blocks blocks, in order. OutOfBlocksError, taking none, when fewer are free."""
+    def popleft_n(self, num_blocks: i64, into: list[KVCacheBlock]) -> None:
+        """Moves the first num_blocks blocks, in order, to the end of a list. OutOfBlocksError, taking none, when fewer
+        are free."""
         if num_blocks > self.num_free_blocks:
             raise OutOfBlocksError(f"num_blocks={num_blocks}: only {self.num_free_blocks} blocks are free")
-        taken: list[KVCacheBlock] = []
-        if num_blocks <= 0:
-            return taken
         blocks = self._blocks
         next_id: i32 = self._seam.next_free_id
-        # The list first: only that can run out of memory.
-        for _ in range(num_blocks):
-            block = blocks[next_id]
-            taken.append(block)
-            next_id = block.next_free_id
-        for block in taken:
+        start: i64 = len(into)
+        index: i64 = 0
+        try:
+            # The list first: only that can run out of memory.
+            while index < num_blocks:
+                block = blocks[next_id]
+                into.append(block)
+                next_id = block.next_free_id
+                index += 1
+        except MemoryError:
+            del into[start:]
+            raise
+        index = start
+        while index < start + num_blocks:
+            block = into[index]
             block.prev_free_id = UNLINKED
             block.next_free_id = UNLINKED
-        self._seam.next_free_id = next_id
-        blocks[next_id].prev_free_id = 0
-        self.num_free_blocks -= num_blocks
-        return taken
+            index += 1
+        if num_blocks > 0:
+            self._seam.next_free_id = next_id
+            blocks[next_id].prev_free_id = 0
+            self.num_free_blocks -= num_blocks
 
     def remove(self, block: KVCacheBlock) -> None:
         """Takes that block, wherever it stands. BlockError when it is not in the queue."""
         if block.next_free_id == UNLINKED or block.block_id == 0:
             raise BlockError(f"block {block.block_id} is not in the free queue")
         self._unlink(block)
-
-    def append(self, block: KVCacheBlock) -> None:
-        """Adds a block at the end: reused last."""
-        self._link(block, self._seam.prev_free_id, 0)
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Adds blocks at the end, the last of them reused last."""
@@ -131,10 +127,6 @@ class FreeKVCacheBlockQueue:
             seam.prev_free_id = block.block_id
             self.num_free_blocks += 1
             last = block
-
-    def prepend(self, block: KVCacheBlock) -> None:
-        """Adds a block at the front: reused first."""
-        self._link(block, 0, self._seam.next_free_id)
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         """Adds blocks at the front, the first of them reused first."""

@@ -105,35 +105,32 @@ class BlockPool:
 
         OutOfBlocksError, changing nothing, when fewer are free.
         """
+        taken: list[KVCacheBlock] = []
+        self.take(num_blocks, group_id, taken)
+        return taken
+
+    def take(self, num_blocks: i64, group_id: int, into: list[KVCacheBlock]) -> None:
+        """get_new_blocks, added to the end of a list: a request's table grows by one block in so many tokens."""
         if num_blocks > self.free_queue.num_free_blocks:
             raise OutOfBlocksError(
                 f"num_blocks={num_blocks}: {self.free_queue.num_free_blocks} of {self.num_usable_blocks} are free; "
                 "count before you take, as allocate_slots does"
             )
-        taken = self.free_queue.popleft_n(num_blocks)
+        start: i64 = len(into)
+        self.free_queue.popleft_n(num_blocks, into)
         if self._observer is not None:
-            self._announce_eviction(taken, EvictionCause.REUSED)
-        for block in taken:
+            self._announce_eviction(into[start:], EvictionCause.REUSED)
+        index = start
+        while index < start + num_blocks:
+            block = into[index]
             if block.block_hash is not None:
                 self._num_free_cached -= 1
                 self._num_reused += 1
                 self._unindex(block)
             block.ref_cnt = 1
-        if self._observer is not None and taken:
-            self._observer.blocks_taken(group_id, taken)
-        return taken
-
-    def get_new_block(self, group_id: int = 0) -> KVCacheBlock:
-        """get_new_blocks(1)[0] without the lists: a running request takes one block in so many tokens."""
-        if self._observer is not None:
-            return self.get_new_blocks(1, group_id)[0]
-        block = self.free_queue.popleft()
-        if block.block_hash is not None:
-            self._num_free_cached -= 1
-            self._num_reused += 1
-            self._unindex(block)
-        block.ref_cnt = 1
-        return block
+            index += 1
+        if self._observer is not None and num_blocks > 0:
+            self._observer.blocks_taken(group_id, into[start:])
 
     def touch(self, blocks: list[KVCacheBlock]) -> None:
         """Adds a reference to each block; free ones leave the queue, hash kept. Null blocks are passed over."""
@@ -186,20 +183,6 @@ class BlockPool:
         self.free_queue.prepend_n(unhashed)
         self.free_queue.append_n(hashed)
         self._num_free_cached += len(hashed)
-
-    def free_block(self, block: KVCacheBlock) -> None:
-        """free_blocks([block]) without the lists: a window leaves one block behind in so many tokens."""
-        if block.ref_cnt == 0 or not self.owns(block):
-            self.free_blocks([block])
-            return
-        block.ref_cnt -= 1
-        if block.ref_cnt > 0:
-            return
-        if block.block_hash is None:
-            self.free_queue.prepend(block)
-        else:
-            self.free_queue.append(block)
-            self._num_free_cached += 1
 
     def cache_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
         """Makes a held block that is full answer lookups of that hash in that group.

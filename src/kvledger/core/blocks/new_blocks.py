@@ -37,19 +37,16 @@ class NewBlocks(Record):
         texts = [f"row {row} group {group} [{position}] = {block}" for row, group, position, block in entries]
         return f"NewBlocks({'; '.join(texts)})"
 
-    def add(self, row: i32, group_id: i32, blocks: list[KVCacheBlock], num_held: i32) -> None:
-        """Adds what that request got in that group: the last of the num_held blocks that it holds there now."""
-        position: i32 = num_held - len(blocks)
-        for block in blocks:
-            self.add_one(row, group_id, position, block.block_id)
+    def add(self, row: i32, group_id: i32, blocks: list[KVCacheBlock], start: i32) -> None:
+        """Adds what that request got in that group: its blocks there from `start` on."""
+        end: i32 = len(blocks)
+        position: i32 = start
+        while position < end:
+            self.rows = append(self.rows, row)
+            self.groups = append(self.groups, group_id)
+            self.positions = append(self.positions, position)
+            self.block_ids = append(self.block_ids, blocks[position].block_id)
             position += 1
-
-    def add_one(self, row: i32, group_id: i32, position: i32, block_id: i32) -> None:
-        """Adds one entry."""
-        self.rows = append(self.rows, row)
-        self.groups = append(self.groups, group_id)
-        self.positions = append(self.positions, position)
-        self.block_ids = append(self.block_ids, block_id)
 
     def remove_row(self, row: i32) -> None:
         """Takes back what that request got; the requests behind it move up by one. O(entries)."""

@@ -10,7 +10,7 @@ The running state and the draft states are always the last 1 + num_speculative_b
 a new block, the draft blocks move along.
 """
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.groups.base import GroupBlocks, ManagerContext, SingleTypeKVCacheManager
@@ -75,7 +75,7 @@ class AlignedMambaManager(MambaManager):
 
     # Counting and taking
 
-    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> i64:
         assert isinstance(held, StateBlocks)
         if self.is_hit_in_writing(hit, ranges.local_end):
             return self.pool.num_blocks + 1
@@ -115,13 +115,13 @@ class AlignedMambaManager(MambaManager):
             num_blocks += 1
         return num_blocks + 1
 
-    def num_slots(self, held: GroupBlocks) -> int:
+    def num_slots(self, held: GroupBlocks) -> i64:
         assert isinstance(held, StateBlocks)
         if not held.is_started or held.shared_tail is not None or self.has_checkpoint_blocks:
             return 0
         return (len(held.blocks) - self.num_speculative_blocks) * self.block_size
 
-    def take_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> list[KVCacheBlock]:
+    def take_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> None:
         assert isinstance(held, StateBlocks)
         needs_checkpoint = self._needs_checkpoint(held, ranges)
         held.checkpoint = self._checkpoint_position(ranges) if needs_checkpoint else 0
@@ -137,7 +137,7 @@ class AlignedMambaManager(MambaManager):
         copies_tail = held.shared_tail is not None
         if num_entries <= num_before and not copies_tail and not needs_checkpoint:
             held.is_started = True
-            return []
+            return
         if held.is_started:
             held.last_state_index = num_before - 1 - self.num_speculative_blocks
         elif num_before > 0:
@@ -145,19 +145,14 @@ class AlignedMambaManager(MambaManager):
         self._leave_behind(held, num_entries - self.num_speculative_blocks - 1 - (1 if needs_checkpoint else 0))
         num_taken = max(num_entries - len(blocks), 0) + (1 if copies_tail else 0)
         taken = self.pool.get_new_blocks(num_taken, self.group_id)
-        changed: list[KVCacheBlock] = []
         if copies_tail:
             target = taken.pop(0)
             if held.is_started:
                 self._keep_tail_for_others(held, target)
             else:
                 self._replace_tail(held, target)
-                changed.append(target)
-        changed.extend(blocks[num_before:])
         blocks.extend(taken)
-        changed.extend(taken)
         held.is_started = True
-        return changed
 
     def _num_entries(self, ranges: SlotRanges) -> int:
         """Table entries for a state after new_end tokens. Lookahead slots count for nothing: a draft has no states."""
@@ -222,7 +217,7 @@ class AlignedMambaManager(MambaManager):
             held.blocks[index] = self.pool.null_block
             self.pool.free_blocks([block])
 
-    def next_release(self, held: GroupBlocks) -> int:
+    def next_release(self, held: GroupBlocks) -> i64:
         return 0
 
     # Checkpoints within a prefill step
@@ -295,7 +290,7 @@ class AlignedMambaManager(MambaManager):
         held.own_tail = None
         return own if own is not None and own.num_tokens == num_tokens else None
 
-    def next_caching(self, held: GroupBlocks) -> int:
+    def next_caching(self, held: GroupBlocks) -> i64:
         return 0
 
     def _cache_checkpoint(self, held: StateBlocks, request: Request) -> None:

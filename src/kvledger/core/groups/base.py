@@ -8,13 +8,12 @@ questions: which tokens are read no more, which cached blocks make a hit, how ma
 from abc import ABC, abstractmethod
 from typing import Final
 
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool
 from kvledger.core.blocks.holds import BlockCopies
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
-from kvledger.core.blocks.new_blocks import NewBlocks
 from kvledger.core.blocks.observer import GroupSizes, LedgerObserver
 from kvledger.core.blocks.prefix_index import PrefixIndex
 from kvledger.core.groups.policy import GroupPolicy
@@ -22,7 +21,7 @@ from kvledger.core.groups.slot_ranges import SlotRanges
 from kvledger.core.groups.spec import KVCacheSpec
 from kvledger.core.groups.state_offers import StateOffer, StateOffers
 from kvledger.core.requests.request import Request
-from kvledger.core.units import cdiv, round_down
+from kvledger.core.units import blocks_for, cdiv, round_down
 
 # "Not at any length that a request can have."
 NEVER: Final = 1 << 60
@@ -130,21 +129,23 @@ class SingleTypeKVCacheManager(ABC):
         """Tokens from the start that no later token reads, once num_computed_tokens are computed."""
         return 0
 
-    def num_slots_wanted(self, ranges: SlotRanges) -> int:
+    def num_slots_wanted(self, ranges: SlotRanges) -> i64:
         """Tokens that need a slot in this group."""
         return ranges.slots_end
 
-    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> i64:
         """Free blocks that these ranges will use up; more than any pool has for a hit that this step writes.
 
         Hit blocks that nobody holds count as well: attaching them takes them out of the free queue.
         """
-        num_wanted = cdiv(self.num_slots_wanted(ranges), self.block_size)
+        num_wanted: i64 = blocks_for(self.num_slots_wanted(ranges), self.block_size)
         if ranges.is_gate and 0 < self.policy.max_admission_blocks < num_wanted:
             num_wanted = self.policy.max_admission_blocks
-        num_held = len(held.blocks)
+        num_held: i64 = len(held.blocks)
         if num_held > 0:
-            return num_wanted - num_held if num_wanted > num_held else 0
+            if num_wanted > num_held:
+                return num_wanted - num_held
+            return 0
         num_skipped = self._num_skipped_blocks(ranges)
         num_blocks = max(num_wanted - max(num_skipped, len(hit)), 0)
         for index in range(num_skipped, len(hit)):
@@ -155,7 +156,7 @@ class SingleTypeKVCacheManager(ABC):
             num_blocks += 1
         return num_blocks
 
-    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> i64:
         """Blocks that these ranges use up of a pool of the group's own."""
         return 0
 
@@ -236,35 +237,13 @@ class SingleTypeKVCacheManager(ABC):
                 return 0  # and the further back it goes, the earlier is what it reads
         return num_valid_tokens
 
-    def take_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> list[KVCacheBlock]:
-        """Takes the missing blocks and returns what is new in the table. REQUIRES that they were counted as free."""
-        if held.shared_tail is None:
-            return self._extend(held, self.num_slots_wanted(ranges))
-        taken = [self._privatize_tail(held)]
-        taken.extend(self._extend(held, self.num_slots_wanted(ranges)))
-        return taken
-
-    def grows_by_slots(self) -> bool:
-        """True if a running request takes blocks by grow() alone, because only its slots decide how many: there is a
-        block for each block_size of them, from the coordinator's pool. For classes that this module's rules for taking
-        blocks are true of; subclasses may have others, so each class answers for itself only.
+    def take_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> None:
+        """Adds the missing blocks to the table, behind those that are there, and makes a shared tail the request's own.
+        REQUIRES that they were counted as free.
         """
-        return False
-
-    def grow(self, held: GroupBlocks, num_slots: i64, row: i32, new_blocks: NewBlocks) -> None:
-        """take_blocks where grows_by_slots, for a running request: what is new joins new_blocks as that row's."""
-        blocks = held.blocks
-        num_held: i64 = len(blocks)
-        missing: i64 = num_slots - num_held * self.block_size
-        if missing <= 0:
-            return
-        if missing <= self.block_size:
-            block = self.pool.get_new_block(self.group_id)
-            blocks.append(block)
-            new_blocks.add_one(row, self.group_id, i32(num_held), block.block_id)
-            return
-        taken = self._extend(held, num_slots)
-        new_blocks.add(row, self.group_id, taken, len(blocks))
+        if held.shared_tail is not None:
+            self._privatize_tail(held)
+        self._extend(held, self.num_slots_wanted(ranges))
 
     def release_skipped(self, held: GroupBlocks, num_processed_tokens: int) -> None:
         """Gives back blocks that are read no more; null blocks take their places.
@@ -279,13 +258,6 @@ class SingleTypeKVCacheManager(ABC):
         held.num_released_blocks = end
         blocks = held.blocks
         null = self.pool.null_block
-        if end == start + 1:
-            # What a decode step leaves behind: 1,000 instructions less than with the lists below.
-            block = blocks[start]
-            if block.block_id != 0:
-                blocks[start] = null
-                self.pool.free_block(block)
-            return
         freed: list[KVCacheBlock] = []
         for index in range(end - 1, start - 1, -1):
             if blocks[index].block_id != 0:
@@ -293,11 +265,11 @@ class SingleTypeKVCacheManager(ABC):
                 blocks[index] = null
         self.pool.free_blocks(freed)
 
-    def next_release(self, held: GroupBlocks) -> int:
+    def next_release(self, held: GroupBlocks) -> i64:
         """Processed tokens at which release_skipped has something to do."""
         return NEVER
 
-    def num_slots(self, held: GroupBlocks) -> int:
+    def num_slots(self, held: GroupBlocks) -> i64:
         """Tokens that the request has slots for. Below it, take_blocks has nothing to do."""
         return len(held.blocks) * self.block_size
 
@@ -410,7 +382,7 @@ class SingleTypeKVCacheManager(ABC):
         """Which of blocks [start, end) can ever be part of a hit; None: all of them."""
         return None
 
-    def next_caching(self, held: GroupBlocks) -> int:
+    def next_caching(self, held: GroupBlocks) -> i64:
         """Computed tokens below which cache_blocks has nothing to do."""
         return (held.num_cached_blocks + 1) * self.block_size
 
@@ -451,15 +423,12 @@ class SingleTypeKVCacheManager(ABC):
         self.pool.cache_block(block, block_hash, self.group_id, num_tokens)
         return True
 
-    def _extend(self, held: GroupBlocks, num_slots: int) -> list[KVCacheBlock]:
-        num_missing = cdiv(num_slots, self.block_size) - len(held.blocks)
-        if num_missing <= 0:
-            return []
-        taken = self.pool.get_new_blocks(num_missing, self.group_id)
-        held.blocks.extend(taken)
-        return taken
+    def _extend(self, held: GroupBlocks, num_slots: i64) -> None:
+        num_missing = blocks_for(num_slots, self.block_size) - len(held.blocks)
+        if num_missing > 0:
+            self.pool.take(num_missing, self.group_id, held.blocks)
 
-    def _privatize_tail(self, held: GroupBlocks) -> KVCacheBlock:
+    def _privatize_tail(self, held: GroupBlocks) -> None:
         """Replaces the shared tail by a block of the request's own and orders the copy.
 
         The reference to the shared block passes from the request to the copy.
@@ -471,7 +440,6 @@ class SingleTypeKVCacheManager(ABC):
         held.shared_tail = None
         self.pool.touch([target])
         self._copies.order(self.group_id, source, target)
-        return target
 
 
 def cached_in_all(indexes: list[PrefixIndex], block_hash: bytes, found: list[KVCacheBlock]) -> bool:

@@ -1,6 +1,6 @@
 """Chunked local attention: a token reads its own chunk only, from the last multiple of `attention_chunk_size` on."""
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.groups.base import GroupBlocks, GroupHit, ManagerContext, SingleTypeKVCacheManager, cached_in_all
@@ -28,9 +28,6 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
         return round_down(num_computed_tokens, self.chunk_size)
 
-    def grows_by_slots(self) -> bool:
-        return type(self) is ChunkedLocalAttentionManager
-
     def num_blocks_held(self, held: GroupBlocks) -> int:
         return self._num_blocks_behind_nulls(held)
 
@@ -41,7 +38,7 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
             return num_blocks
         return min(num_blocks + 1, cdiv(self.num_slots_wanted(ranges), self.block_size))
 
-    def next_release(self, held: GroupBlocks) -> int:
+    def next_release(self, held: GroupBlocks) -> i64:
         return (held.num_released_blocks + 1) * self.block_size
 
     def find_longest_hit(

@@ -1,6 +1,6 @@
 """Full attention and MLA: every token is read until the request ends, so blocks are only ever appended."""
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.prefix_index import PrefixIndex
@@ -28,8 +28,8 @@ class FullAttentionManager(SingleTypeKVCacheManager):
             return False
         return self._written_from.get(hit[-1].block_id, local_end) < local_end
 
-    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
-        if self.is_hit_in_writing(hit, ranges.local_end):
+    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> i64:
+        if hit and self.is_hit_in_writing(hit, ranges.local_end):
             return self.pool.num_blocks + 1
         return super().num_blocks_to_take(held, hit, ranges)
 
@@ -38,9 +38,6 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         if self.policy.hits_inside_blocks:
             for block in blocks:
                 self._written_from[block.block_id] = request.num_computed_tokens
-
-    def grows_by_slots(self) -> bool:
-        return type(self) is FullAttentionManager
 
     def num_blocks_held(self, held: GroupBlocks) -> int:
         return len(held.blocks)
@@ -88,8 +85,10 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         if self.hashes_per_block > 1:
             self._cache_prompt_tail(held, request, self.cacheable_end(num_computed_tokens))
 
-    def next_caching(self, held: GroupBlocks) -> int:
-        return 0 if self.hashes_per_block > 1 else SingleTypeKVCacheManager.next_caching(self, held)
+    def next_caching(self, held: GroupBlocks) -> i64:
+        if self.hashes_per_block > 1:
+            return 0
+        return SingleTypeKVCacheManager.next_caching(self, held)
 
     def _cache_prompt_tail(self, held: GroupBlocks, request: Request, num_tokens: int) -> None:
         """Makes the block in which the prompt ends a hit up to the prompt's last whole hash unit."""

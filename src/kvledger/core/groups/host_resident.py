@@ -4,7 +4,7 @@ Its blocks never count against the device's pool. A request that the host pool c
 block always has a place. Prefixes survive here that the device has lost, so its hits are handed out whole.
 """
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import BlockPool
@@ -33,11 +33,11 @@ class HostResidentManager(FullAttentionManager):
     def keeps_longer_hit(self) -> bool:
         return True
 
-    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+    def num_host_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> i64:
         """Free blocks of the host pool that these ranges will use up."""
         return FullAttentionManager.num_blocks_to_take(self, held, hit, ranges)
 
-    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> int:
+    def num_blocks_to_take(self, held: GroupBlocks, hit: list[KVCacheBlock], ranges: SlotRanges) -> i64:
         """No block of the device; or more than it has, when the host pool does not suffice."""
         num_needed = self.num_host_blocks_to_take(held, hit, ranges)
         return 0 if num_needed <= self.pool.num_free_blocks else self.device_pool.num_blocks + 1

@@ -3,7 +3,7 @@
 One block is one state, whatever the number of tokens behind it: a request holds its running state, and one a draft.
 """
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
@@ -51,17 +51,17 @@ class MambaManager(SingleTypeKVCacheManager):
     def _num_skipped_blocks(self, ranges: SlotRanges) -> int:
         return max(0, self.num_skipped_tokens(ranges.computed_end)) // self.block_size
 
-    def next_release(self, held: GroupBlocks) -> int:
+    def next_release(self, held: GroupBlocks) -> i64:
         return (held.num_released_blocks + 1) * self.block_size + 1
 
-    def num_slots_wanted(self, ranges: SlotRanges) -> int:
+    def num_slots_wanted(self, ranges: SlotRanges) -> i64:
         return ranges.slots_end + self.block_size * self.num_speculative_blocks
 
     def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
         """One state and one a draft; where sequences outgrow a block, one step may enter all blocks of a prompt."""
         return cdiv(self.num_slots_wanted(ranges), self.block_size)
 
-    def num_slots(self, held: GroupBlocks) -> int:
+    def num_slots(self, held: GroupBlocks) -> i64:
         return (len(held.blocks) - self.num_speculative_blocks) * self.block_size
 
     def draft_margin(self) -> int:
@@ -110,7 +110,7 @@ class MambaManager(SingleTypeKVCacheManager):
     def cache_blocks(self, held: GroupBlocks, request: Request, num_computed_tokens: int) -> None:
         """A block may have been written over by later tokens, so it stands for no prefix."""
 
-    def next_caching(self, held: GroupBlocks) -> int:
+    def next_caching(self, held: GroupBlocks) -> i64:
         return NEVER
 
     def num_blocks_to_fork(self, held: GroupBlocks, num_tokens: int, num_forks: int) -> int:

@@ -7,7 +7,7 @@ Blocks that lie in the skipped part whole are given back and null blocks take th
 of the window before its end, so of a long prefix only short tails are ever useful.
 """
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.groups.base import (
@@ -46,13 +46,10 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - self.num_behind)
 
-    def grows_by_slots(self) -> bool:
-        return type(self) is SlidingWindowManager
-
     def num_blocks_held(self, held: GroupBlocks) -> int:
         return self._num_blocks_behind_nulls(held)
 
-    def next_release(self, held: GroupBlocks) -> int:
+    def next_release(self, held: GroupBlocks) -> i64:
         return (held.num_released_blocks + 1) * self.block_size + self.num_behind
 
     def num_blocks_for_hit(self, is_draft: bool) -> int:

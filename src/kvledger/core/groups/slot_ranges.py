@@ -1,5 +1,7 @@
 """The half-open token ranges of one allocate_slots call, computed once and read by every layer below.
 
+A running request's are written into one object that is used again for the next: nobody may keep it beyond the call.
+
     | computed | new_computed | external_computed |  new  | lookahead |
     0          ^ held already  ^ local_end         ^ computed_end      ^ slots_end
                                                           ^ new_end
@@ -13,7 +15,7 @@ lookahead          slots that a drafter writes beyond them
 
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.requests.request import Request
 
@@ -30,28 +32,39 @@ class SlotRanges:
 
     def __init__(
         self,
-        local_end: int,
-        computed_end: int,
-        new_end: int,
-        slots_end: int,
-        num_encoder_tokens: int = 0,
-        prefill_end: int = 0,
+        local_end: i64 = 0,
+        computed_end: i64 = 0,
+        new_end: i64 = 0,
+        slots_end: i64 = 0,
+        num_encoder_tokens: i64 = 0,
+        prefill_end: i64 = 0,
         is_gate: bool = False,
-        resume_end: int = -1,
+        resume_end: i64 = -1,
     ) -> None:
-        self.local_end: Final = local_end
+        self.local_end: i64 = local_end
         # Not capped to max_model_len: the cache may know more than the model takes.
-        self.computed_end: Final = computed_end
-        self.new_end: Final = new_end
-        self.slots_end: Final = slots_end
-        self.num_encoder_tokens: Final = num_encoder_tokens
-        self.prefill_end: Final = prefill_end
+        self.computed_end: i64 = computed_end
+        self.new_end: i64 = new_end
+        self.slots_end: i64 = slots_end
+        self.num_encoder_tokens: i64 = num_encoder_tokens
+        self.prefill_end: i64 = prefill_end
         self.is_gate: Final = is_gate
-        self.resume_end: Final = computed_end if resume_end < 0 else resume_end
+        self.resume_end: i64 = computed_end if resume_end < 0 else resume_end
 
     @property
-    def num_external(self) -> int:
+    def num_external(self) -> i64:
         return self.computed_end - self.local_end
+
+    def be_growth(self, request: Request, new_end: i64, slots_end: i64) -> None:
+        """Makes these the ranges of a running request's next step. REQUIRES an object made without arguments."""
+        computed_end: i64 = request.num_computed_tokens
+        self.local_end = computed_end
+        self.computed_end = computed_end
+        self.resume_end = computed_end
+        self.new_end = new_end
+        self.slots_end = slots_end
+        self.num_encoder_tokens = request.num_encoder_tokens
+        self.prefill_end = _prefill_end(request)
 
     def whole_sequence(self, request: Request, max_model_len: int) -> "SlotRanges":
         """All of the request's tokens behind the same computed ones, as a gate."""
@@ -85,12 +98,6 @@ def remaining_ranges(request: Request, num_drafts: int, max_model_len: int) -> S
     return SlotRanges(
         start, start, end, end + num_drafts, request.num_encoder_tokens, _prefill_end(request), is_gate=True
     )
-
-
-def growth_ranges(request: Request, new_end: int, slots_end: int) -> SlotRanges:
-    """A running request's next step."""
-    computed_end = request.num_computed_tokens
-    return SlotRanges(computed_end, computed_end, new_end, slots_end, request.num_encoder_tokens, _prefill_end(request))
 
 
 def start_ranges(

@@ -1,6 +1,6 @@
 """Groups whose blocks no other request can use: encoder states, scratch rings. Never looked up, never cached."""
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.groups.base import NEVER, GroupBlocks, GroupHit, SingleTypeKVCacheManager
@@ -27,7 +27,7 @@ class UnsharedManager(SingleTypeKVCacheManager):
     def holds_all_blocks(self) -> bool:
         return True
 
-    def next_caching(self, held: GroupBlocks) -> int:
+    def next_caching(self, held: GroupBlocks) -> i64:
         return NEVER
 
 
@@ -35,7 +35,7 @@ class UnsharedManager(SingleTypeKVCacheManager):
 class CrossAttentionManager(UnsharedManager):
     """The decoder's view of the encoder: slots for the encoder's tokens, taken once, however long the output gets."""
 
-    def num_slots_wanted(self, ranges: SlotRanges) -> int:
+    def num_slots_wanted(self, ranges: SlotRanges) -> i64:
         return ranges.num_encoder_tokens
 
     def take_external_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> None:
@@ -44,7 +44,7 @@ class CrossAttentionManager(UnsharedManager):
     def num_resumable_tokens(self, held: GroupBlocks, num_valid_tokens: int, num_loaded_tokens: int) -> int:
         return num_valid_tokens
 
-    def num_slots(self, held: GroupBlocks) -> int:
+    def num_slots(self, held: GroupBlocks) -> i64:
         return NEVER
 
     def num_forkable_tokens(self, held: GroupBlocks) -> int:
@@ -63,7 +63,7 @@ class CrossAttentionManager(UnsharedManager):
 class CircularBufferManager(UnsharedManager):
     """A ring of one block a request, however long it gets."""
 
-    def num_slots_wanted(self, ranges: SlotRanges) -> int:
+    def num_slots_wanted(self, ranges: SlotRanges) -> i64:
         return self.block_size
 
     def take_external_blocks(self, held: GroupBlocks, ranges: SlotRanges) -> None:
@@ -74,7 +74,7 @@ class CircularBufferManager(UnsharedManager):
         at_end = num_valid_tokens >= num_loaded_tokens - 1
         return num_valid_tokens if at_end else round_down(num_valid_tokens, self.block_size)
 
-    def num_slots(self, held: GroupBlocks) -> int:
+    def num_slots(self, held: GroupBlocks) -> i64:
         return NEVER if held.blocks else 0
 
     def num_forkable_tokens(self, held: GroupBlocks) -> int:

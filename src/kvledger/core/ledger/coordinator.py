@@ -75,8 +75,6 @@ class KVCacheCoordinator(ABC):
         self.can_step_back: Final = all(m.can_step_back() for m in self.managers)
         self._base_block_size: Final = policies[0].base_block_size
         self.holds_all_blocks: Final = all(m.holds_all_blocks() for m in self.managers)
-        # Whether grow() takes the place of take_blocks and report for running requests.
-        self.grows_by_slots: Final = all(m.grows_by_slots() for m in self.managers)
         self._held: dict[str, RequestBlocks] = {}
         # None until somebody asks for them.
         self._offers: StateOffers | None = None
@@ -94,8 +92,10 @@ class KVCacheCoordinator(ABC):
 
     def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
         """Makes blocks that are full at num_tokens tokens hits for others."""
-        for group_id, manager in enumerate(self.managers):
-            manager.cache_blocks(held.groups[group_id], request, num_tokens)
+        index: i64 = 0
+        while index < self.num_groups:
+            self.managers[index].cache_blocks(held.groups[index], request, num_tokens)
+            index += 1
 
     def age(self) -> i64:
         """A number that no other ledger has, and that changes whenever a block loses its hashes."""
@@ -139,22 +139,27 @@ class KVCacheCoordinator(ABC):
     def measure(self, held: RequestBlocks, slots: bool = True, caching: bool = True, release: bool = True) -> None:
         """Brings the thresholds up to date after all changes of a call. Until then they ask too early, at worst.
 
-        A threshold that nothing has moved can be left out: a decode step moves one of them, and each is a call a group.
+        A threshold that nothing has moved can be left out, because each is a call a group. Taking blocks moves all of
+        them, caching those of slots and caching, releasing its own.
         """
+        num_slots: i64 = NEVER
+        next_caching: i64 = NEVER
+        next_release: i64 = NEVER
+        index: i64 = 0
+        while index < self.num_groups:
+            manager, group = self.managers[index], held.groups[index]
+            index += 1
+            if slots:
+                num_slots = min(num_slots, manager.num_slots(group))
+            if caching:
+                next_caching = min(next_caching, manager.next_caching(group))
+            if release:
+                next_release = min(next_release, manager.next_release(group))
         if slots:
-            num_slots: i64 = NEVER
-            for group_id, manager in enumerate(self.managers):
-                num_slots = min(num_slots, i64(manager.num_slots(held.groups[group_id])))
             held.num_slots = num_slots
         if caching:
-            next_caching: i64 = NEVER
-            for group_id, manager in enumerate(self.managers):
-                next_caching = min(next_caching, i64(manager.next_caching(held.groups[group_id])))
             held.next_caching = next_caching
         if release:
-            next_release: i64 = NEVER
-            for group_id, manager in enumerate(self.managers):
-                next_release = min(next_release, i64(manager.next_release(held.groups[group_id])))
             held.next_release = next_release
         # At max_model_len itself a step may be the one token too many: then one asks.
         quiet_end: i64 = min(held.num_slots, self._last_quiet)
@@ -164,13 +169,15 @@ class KVCacheCoordinator(ABC):
 
     # Taking and giving back
 
-    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> int:
+    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> i64:
         """Free blocks that these ranges use up, over all groups."""
-        num_blocks = 0
+        num_blocks: i64 = 0
         groups = self._nothing if held is None else held.groups
         hit_blocks = hit.blocks.blocks
-        for group_id, manager in enumerate(self.managers):
-            num_blocks += manager.num_blocks_to_take(groups[group_id], hit_blocks[group_id], ranges)
+        index: i64 = 0
+        while index < self.num_groups:
+            num_blocks += self.managers[index].num_blocks_to_take(groups[index], hit_blocks[index], ranges)
+            index += 1
         return num_blocks
 
     def num_blocks_alone(self, hit: PrefixHit, ranges: SlotRanges) -> int:
@@ -282,39 +289,32 @@ class KVCacheCoordinator(ABC):
                 manager.take_external_blocks(held.groups[group_id], ranges)
 
     def take_blocks(self, held: RequestBlocks, ranges: SlotRanges) -> KVCacheBlocks:
-        """Takes the missing blocks of every group and returns them."""
-        taken: list[list[KVCacheBlock]] = []
+        """Takes the missing blocks of every group. What is new in the tables, a tail that was shared first."""
+        new: list[list[KVCacheBlock]] = []
         for group_id, manager in enumerate(self.managers):
-            taken.append(manager.take_blocks(held.groups[group_id], ranges))
-        return KVCacheBlocks(taken)
+            group = held.groups[group_id]
+            num_before = len(group.blocks)
+            tail = group.shared_tail
+            manager.take_blocks(group, ranges)
+            taken = group.blocks[num_before:]
+            if tail is not None and group.blocks[group.shared_tail_index] is not tail:
+                taken.insert(0, group.blocks[group.shared_tail_index])
+            new.append(taken)
+        return KVCacheBlocks(new)
 
-    def grow(self, held: RequestBlocks, num_slots: i64, row: i32, new_blocks: NewBlocks) -> bool:
-        """take_blocks and report for a running request, where grows_by_slots. False, changing nothing, when too few
-        blocks are free.
-
-        No objects for its ranges and its result, because nearly all that decode steps take are single blocks: 900
-        instructions a block, counting included, against 2,400 with them.
-        """
-        num_blocks: i64 = 0
-        for group_id, manager in enumerate(self.managers):
-            block_size: i64 = manager.block_size
-            num_missing = (num_slots + block_size - 1) // block_size - len(held.groups[group_id].blocks)
-            if num_missing > 0:
-                num_blocks += num_missing
-        if num_blocks > self.pool.num_free_blocks:
-            return False
-        for group_id, manager in enumerate(self.managers):
-            manager.grow(held.groups[group_id], num_slots, row, new_blocks)
-        return True
+    def take_row(self, held: RequestBlocks, ranges: SlotRanges, row: i32, new_blocks: NewBlocks) -> None:
+        """The same for a running request, whose tails are its own; what is new joins new_blocks as that row's."""
+        group_id: i32 = 0
+        while group_id < self.num_groups:
+            group = held.groups[group_id]
+            num_before: i32 = len(group.blocks)
+            self.managers[group_id].take_blocks(group, ranges)
+            new_blocks.add(row, group_id, group.blocks, num_before)
+            group_id += 1
 
     def num_draft_blocks(self, num_tokens: int) -> int:
         """Blocks that so many tokens of a step with drafts take at most beyond those that a request holds."""
         return sum([manager.num_draft_blocks(num_tokens) for manager in self.managers])
-
-    def report(self, held: RequestBlocks, new: KVCacheBlocks, row: int, new_blocks: NewBlocks) -> None:
-        """Adds what take_blocks returned to a step's flat blocks."""
-        for group_id, group in enumerate(held.groups):
-            new_blocks.add(row, group_id, new.blocks[group_id], len(group.blocks))
 
     def release_skipped(self, held: RequestBlocks, num_processed_tokens: int) -> None:
         """Gives back what no later token reads."""

@@ -74,7 +74,7 @@ class HashDoor:
 def _require_bytes(request: Request, hashes: Sequence[object], start: int) -> None:
     for index in range(start, len(hashes)):
         block_hash = hashes[index]
-        if not isinstance(block_hash, bytes) or not block_hash:
+        if not isinstance(block_hash, bytes) or len(block_hash) == 0:
             raise RequestError(
                 f"request {request.request_id!r}: block_hashes[{index}]={block_hash!r}: not a hash; hashes are bytes, "
                 "and not empty"

@@ -43,7 +43,7 @@ from kvledger.core.groups.allocation_checks import (
 from kvledger.core.groups.decisions import LATEST_RELEASE, Decisions
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.groups.registry import ManagerRegistry
-from kvledger.core.groups.slot_ranges import SlotRanges, growth_ranges, remaining_ranges, sequence_ranges, start_ranges
+from kvledger.core.groups.slot_ranges import SlotRanges, remaining_ranges, sequence_ranges, start_ranges
 from kvledger.core.groups.spec import KVCacheConfig
 from kvledger.core.ledger.coordinator import KVCacheCoordinator, RequestBlocks
 from kvledger.core.ledger.hash_door import HashDoor
@@ -124,6 +124,8 @@ class KVCacheManager:
         self._coordinator: Final[KVCacheCoordinator] = make_coordinator(config, rules)
         self._pool: Final = self._coordinator.pool
         self._no_blocks: Final = self._coordinator.no_blocks
+        # Of the call that is going on, for running requests.
+        self._growth: Final = SlotRanges()
         self._no_hit: Final = self._coordinator.no_hit
         # Whether clip_chunk has anything to say; for schedulers that ask once per request and step.
         self.clips_chunks: Final = self._coordinator.clips_chunks
@@ -369,15 +371,7 @@ class KVCacheManager:
         self, request: Request, num_new_tokens: int, num_lookahead_tokens: int, row: int, new_blocks: NewBlocks
     ) -> bool:
         held = self._coordinator.require_held(request.request_id)
-        grows_by_slots = self._coordinator.grows_by_slots
-        new = self._grow(
-            request, held, num_new_tokens, num_lookahead_tokens, i32(row), new_blocks if grows_by_slots else None
-        )
-        if new is None:
-            return False
-        if new is not self._no_blocks:
-            self._coordinator.report(held, new, row, new_blocks)
-        return True
+        return self._grow(request, held, num_new_tokens, num_lookahead_tokens, i32(row), new_blocks) is not None
 
     def cache_blocks(self, request: Request, num_computed_tokens: SupportsIndex) -> None:
         """Makes blocks full at num_computed_tokens tokens hits for others, after delay_cache_blocks.
@@ -589,8 +583,8 @@ class KVCacheManager:
         row: i32 = 0,
         flat: NewBlocks | None = None,
     ) -> KVCacheBlocks | None:
-        """allocate_slots for a running request. `flat`: takes what is new as that row's, and nothing is returned then;
-        only where the coordinator grows_by_slots.
+        """allocate_slots for a running request. `flat`: takes what is new as that row's; what is returned then has no
+        blocks.
         """
         coordinator = self._coordinator
         num_computed = request.num_computed_tokens
@@ -612,17 +606,19 @@ class KVCacheManager:
             coordinator.release_skipped(held, max(0, num_processed))
         takes = slots_end > held.num_slots
         new_blocks = self._no_blocks
-        if takes and (flat is None or not coordinator.grow(held, slots_end, row, flat)):
-            # Without `flat`, or too few are free: then `shortage` says how many.
-            ranges = growth_ranges(request, new_end, slots_end)
+        if takes:
+            ranges = self._growth
+            ranges.be_growth(request, new_end, slots_end)
             if self._is_short(request, held, self._no_hit, ranges):
                 return None
-            new_blocks = coordinator.take_blocks(held, ranges)
+            if flat is None:
+                new_blocks = coordinator.take_blocks(held, ranges)
+            else:
+                coordinator.take_row(held, ranges, row, flat)
         if caches:
             coordinator.cache_blocks(held, request, cache_end)
-        # Other groups' thresholds may hang together.
-        others = not coordinator.grows_by_slots
-        coordinator.measure(held, slots=takes or others, caching=caches or others, release=releases or others)
+        # A table that grows may move all of them, a tail that is named the slots as well.
+        coordinator.measure(held, slots=takes or caches, caching=takes or caches, release=takes or releases)
         return new_blocks
 
     def _start(

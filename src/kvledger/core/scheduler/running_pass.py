@@ -32,7 +32,7 @@ class RunningPass:
         running = self._state.running
         index = 0
         while index < len(running) and step.token_budget > 0:
-            if not clips_chunks and not self._state.forked_ids:
+            if not clips_chunks and len(self._state.forked_ids) == 0:
                 index = self._add_quiet(step, index)
                 if index == len(running) or step.token_budget == 0:
                     break
@@ -107,7 +107,7 @@ class RunningPass:
         forked_ids = self._state.forked_ids
         output = step.output
         try:
-            if forked_ids and request.request_id in forked_ids:
+            if len(forked_ids) > 0 and request.request_id in forked_ids:
                 # The workers get all its blocks, not only the new ones.
                 return self._manager.allocate_slots(request, num_new, num_lookahead_tokens=num_lookahead) is not None
             return self._manager.allocate_row(request, num_new, num_lookahead, len(output.requests), output.new_blocks)
@@ -118,7 +118,7 @@ class RunningPass:
 
     def _add(self, step: StepBuilder, request: Request, num_new: int) -> None:
         forked_ids = self._state.forked_ids
-        if forked_ids and request.request_id in forked_ids:
+        if len(forked_ids) > 0 and request.request_id in forked_ids:
             forked_ids.discard(request.request_id)
             step.add_new(request, num_new, self._manager.get_blocks(request.request_id))
         else:
@@ -126,7 +126,7 @@ class RunningPass:
         step.has_running = True
         if request.is_prefill_chunk:
             step.has_prefill = True
-        if request.draft_token_ids:
+        if len(request.draft_token_ids) > 0:
             num_drafts = num_new + request.num_computed_tokens - request.num_tokens - request.num_output_placeholders
             if num_drafts > 0:
                 step.output.draft_token_ids[request.request_id] = request.draft_token_ids[:num_drafts]

@@ -16,7 +16,9 @@ def queue(usable: int) -> tuple[FreeKVCacheBlockQueue, list[KVCacheBlock]]:
     return FreeKVCacheBlockQueue(blocks), blocks
 
 
-def taken(blocks: list[KVCacheBlock]) -> list[int]:
+def popped(free: FreeKVCacheBlockQueue, num_blocks: int) -> list[int]:
+    blocks: list[KVCacheBlock] = []
+    free.popleft_n(num_blocks, blocks)
     return [int(block.block_id) for block in blocks]
 
 
@@ -29,22 +31,16 @@ def test_it_starts_with_every_block_but_the_null_block_in_order() -> None:
     free.check()
 
 
-def test_popleft_takes_the_first() -> None:
-    free, _ = queue(3)
-    assert [int(free.popleft().block_id) for _ in range(3)] == [1, 2, 3]
-    with pytest.raises(OutOfBlocksError, match="no free block is left"):
-        free.popleft()
-    free.check()
-
-
 def test_popleft_n_takes_the_first_n_or_none() -> None:
-    free, _ = queue(4)
-    assert taken(free.popleft_n(3)) == [1, 2, 3]
-    assert free.popleft_n(0) == []
+    free, blocks = queue(4)
+    assert popped(free, 3) == [1, 2, 3]
+    assert popped(free, 0) == []
     with pytest.raises(OutOfBlocksError, match="num_blocks=2: only 1 blocks are free"):
-        free.popleft_n(2)
+        popped(free, 2)
     assert free.block_ids() == [4]
-    assert taken(free.popleft_n(1)) == [4]
+    table = [blocks[0]]
+    free.popleft_n(1, table)
+    assert table == [blocks[0], blocks[4]]
     assert free.block_ids() == []
     free.check()
 
@@ -59,13 +55,12 @@ def test_remove_takes_from_the_middle_and_both_ends() -> None:
 
 def test_append_goes_to_the_end_and_prepend_to_the_front_in_order() -> None:
     free, blocks = queue(5)
-    free.popleft_n(4)
-    free.append(blocks[2])
-    free.append_n([blocks[1]])
+    popped(free, 4)
+    free.append_n([blocks[2], blocks[1]])
     free.prepend_n([blocks[4], blocks[3]])
     assert free.block_ids() == [4, 3, 5, 2, 1]
     free.remove(blocks[5])
-    free.prepend(blocks[5])
+    free.prepend_n([blocks[5]])
     assert free.block_ids() == [5, 4, 3, 2, 1]
     free.append_n([])
     free.prepend_n([])
@@ -75,9 +70,9 @@ def test_append_goes_to_the_end_and_prepend_to_the_front_in_order() -> None:
 
 def test_a_block_out_of_the_queue_cannot_be_removed_nor_one_in_it_added() -> None:
     free, blocks = queue(3)
-    block = free.popleft()
+    popped(free, 1)
     with pytest.raises(BlockError, match="block 1 is not in the free queue"):
-        free.remove(block)
+        free.remove(blocks[1])
     with pytest.raises(BlockError, match="block 0 is not in the free queue"):
         free.remove(blocks[0])
     for add, again in ((free.append_n, 2), (free.prepend_n, 2), (free.append_n, 0)):
@@ -110,26 +105,20 @@ def test_a_block_shows_who_it_is() -> None:
     assert repr(block) == "KVCacheBlock(1, ref_cnt=2, 16 tokens cached)"
 
 
-@given(st.integers(0, 6), st.lists(st.tuples(st.sampled_from("pnrafe"), st.integers(0, 5)), max_size=30))
+@given(st.integers(0, 6), st.lists(st.tuples(st.sampled_from("nrfe"), st.integers(0, 5)), max_size=30))
 def test_it_behaves_like_a_deque(usable: int, moves: list[tuple[str, int]]) -> None:
     free, blocks = queue(usable)
     model, out = deque(range(1, usable + 1)), deque[int]()
     for move, number in moves:
-        if move == "p" and model:
-            out.append(model.popleft())
-            assert free.popleft().block_id == out[-1]
-        elif move == "n" and number <= len(model):
+        if move == "n" and number <= len(model):
             ids = [model.popleft() for _ in range(number)]
             out.extend(ids)
-            assert taken(free.popleft_n(number)) == ids
+            assert popped(free, number) == ids
         elif move == "r" and model:
             block_id = model[number % len(model)]
             model.remove(block_id)
             out.append(block_id)
             free.remove(blocks[block_id])
-        elif move == "a" and out:
-            model.append(out[0])
-            free.append(blocks[out.popleft()])
         elif move in "fe":
             ids = [out.popleft() for _ in range(min(number, len(out)))]
             if move == "f":

@@ -48,47 +48,6 @@ def test_new_blocks_come_from_the_front_with_one_reference() -> None:
     pool.check()
 
 
-def test_one_block_is_taken_and_freed_as_a_list_of_one_would_be() -> None:
-    pool = BlockPool(4)
-    a, b = take(pool, 2, b"a")
-    # Cached: to the end. Not cached: to the front.
-    pool.free_block(a)
-    pool.free_block(b)
-    assert pool.free_queue.block_ids() == [2, 3, 1]
-    assert pool.occupancy() == PoolOccupancy(live=0, cached=1, unused=2)
-    assert block_ids([pool.get_new_block(), pool.get_new_block()]) == [2, 3]
-    # The last one loses its hash to whoever takes it.
-    assert pool.get_new_block() is a
-    assert (a.ref_cnt, a.block_hash, pool.get_cached_block(b"a", 0)) == (1, None, None)
-    assert pool.eviction_counts()[EvictionCause.REUSED] == 1
-    pool.check()
-    with pytest.raises(OutOfBlocksError, match="no free block is left"):
-        pool.get_new_block()
-    pool.check()
-
-
-def test_one_block_that_is_shared_stays_with_its_other_holder() -> None:
-    pool = BlockPool(3)
-    (a,) = take(pool, 1)
-    pool.touch([a])
-    pool.free_block(a)
-    assert (a.ref_cnt, pool.free_queue.block_ids()) == (1, [2])
-    pool.free_block(a)
-    refuses(pool, "block 1 is free already", lambda: pool.free_block(a))
-    pool.free_block(pool.null_block)
-    assert pool.free_queue.block_ids() == [1, 2]
-    pool.check()
-
-
-def test_one_foreign_block_goes_back_to_its_linked_pool() -> None:
-    mine, linked, strange = BlockPool(3), BlockPool(3), BlockPool(3)
-    mine.link_pool(linked)
-    mine.free_block(linked.get_new_block())
-    assert (mine.num_free_blocks, linked.num_free_blocks) == (2, 2)
-    block = strange.get_new_block()
-    refuses(mine, "belongs to no pool known here", lambda: mine.free_block(block), linked, strange)
-
-
 def test_more_than_free_is_an_error_and_takes_none() -> None:
     pool = BlockPool(4)
     before = snapshot(pool)

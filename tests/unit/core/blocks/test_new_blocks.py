@@ -6,12 +6,12 @@ from kvledger.core.blocks.block import make_blocks
 
 def grown() -> NewBlocks:
     """Row 0 got block 1; row 2 blocks 2 and 3 in group 0 and 4 in group 1; row 3 block 5."""
-    _, *blocks = make_blocks(6)
+    null, *blocks = make_blocks(6)
     new = NewBlocks()
-    new.add(0, 0, blocks[:1], 4)
-    new.add(2, 0, blocks[1:3], 7)
-    new.add(2, 1, blocks[3:4], 1)
-    new.add(3, 0, blocks[4:], 2)
+    new.add(0, 0, [null, null, null, blocks[0]], 3)
+    new.add(2, 0, [null] * 5 + blocks[1:3], 5)
+    new.add(2, 1, blocks[3:4], 0)
+    new.add(3, 0, [null, blocks[4]], 1)
     return new
 
 
