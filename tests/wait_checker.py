@@ -53,6 +53,8 @@ class WaitChecker:
             shortage = told.shortage
             assert shortage is not None
             assert shortage.request_id == told.request_id
+            if shortage.is_host_pool:
+                return  # its numbers are the device's
             assert shortage.is_beside_loads or shortage.num_free == scheduler.manager.num_free_blocks
             assert shortage.num_needed + shortage.num_watermark > shortage.num_free - shortage.num_reserved
         elif told.reason is R.BLOCKS_IN_FLIGHT:

@@ -233,6 +233,15 @@ class Life:
             self.counts[told.reason.name] += 1
             if told.reason is WaitReason.BLOCKS and told.shortage is not None and told.shortage.never_fits:
                 raise StallFoundError(f"waits for what the pool has not: {told}")
+        self.check_order()
+
+    def check_order(self) -> None:
+        """Whoever stands behind another does so in the order in which they are served."""
+        served = [each.request_id for each in self.scheduler.running_requests() + self.scheduler.waiting_requests()]
+        places = {request_id: place for place, request_id in enumerate(served)}
+        for told in self.scheduler.explain_all():
+            if told.reason is WaitReason.BEHIND and places.get(told.other_id or "", -1) >= places[told.request_id]:
+                raise StallFoundError(f"stands before the one that it stands behind: {told}; order: {served}")
 
     def deliver(self) -> None:
         step = self.in_flight.pop(0)
@@ -248,6 +257,7 @@ class Life:
                 if request.status is RequestStatus.RUNNING:
                     self.scheduler.update_draft_tokens(request.request_id, self.tokens(num_drafts))
         self.scheduler.check()
+        self.check_order()
 
     def tokens(self, number: int) -> list[int]:
         return [self.rng.randrange(50) for _ in range(number)]
