@@ -31,6 +31,34 @@ def make_managers(layout: Layout, num_blocks: int, **changes: Any) -> tuple[KVCa
     return KVCacheManager(**arguments), VllmKVCacheManager(**arguments)
 
 
+class Collector:
+    """Notes what a pool tells of its blocks' stays. Of the null block, which stays for ever, only vLLM's speaks."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def on_block_allocated(self, block: Any) -> None:
+        self._note("allocated", block)
+
+    def on_block_accessed(self, block: Any) -> None:
+        self._note("accessed", block)
+
+    def on_block_evicted(self, block: Any) -> None:
+        self._note("evicted", block)
+
+    def reset(self) -> None:
+        self.told.append(("reset", 0))
+
+    def _note(self, what: str, block: Any) -> None:
+        if block.block_id != 0:
+            self.told.append((what, block.block_id))
+
+    def take(self) -> list[tuple[str, int]]:
+        told = self.told
+        self.told = []
+        return told
+
+
 class ManagerPair:
     """Random life on both."""
 
@@ -38,7 +66,12 @@ class ManagerPair:
         rng = self.rng = random.Random(seed)
         self.layout = layout
         num_blocks = rng.choice([12, 24, 48]) * len(layout.groups)
-        self.theirs, self.ours = make_managers(layout, num_blocks, watermark=rng.choice([0.0, 0.0, 0.1]))
+        watermark = rng.choice([0.0, 0.0, 0.1])
+        # Not served where a prefill exports states.
+        self.collectors = [] if layout.has_checkpoints else [Collector(), Collector()]
+        theirs, ours = self.collectors or (None, None)
+        self.theirs = make_managers(layout, num_blocks, watermark=watermark, metrics_collector=theirs)[0]
+        self.ours = make_managers(layout, num_blocks, watermark=watermark, metrics_collector=ours)[1]
         count_external_states(SimpleNamespace(kv_cache_manager=self.theirs))
         kinds = {group.kind for group in layout.groups}
         self.has_states = any(kind.startswith("mamba") for kind in kinds)
@@ -405,6 +438,8 @@ class ManagerPair:
         for their_event, our_event in zip_longest(_events(theirs), _events(ours)):
             self.same(their_event, our_event)
         self.same(theirs.take_new_block_ids(), ours.take_new_block_ids())
+        if self.collectors:
+            self.same(*[collector.take() for collector in self.collectors])
         self.same(theirs.usage, ours.usage)
         their_pool, our_pool = theirs.block_pool, ours.block_pool
         self.same(

@@ -30,6 +30,7 @@ FULL = Layout("full", (Group("full", 4),))
 SINK = Layout("sink", (Group("sink", 4),))
 WINDOW = Layout("window", (Group("window", 4, window=8),))
 UNCACHED = Layout("uncached states", (Group("full", 4), Group("mamba_none", 4)))
+EXPORTED = Layout("exported states", (Group("full", 4), Group("mamba_align", 16, checkpoint_alignment=4)))
 STATES = Layout("states", (Group("full", 4), Group("mamba_align", 4)))
 
 
@@ -133,7 +134,7 @@ def test_what_is_not_served_is_left_to_vllm_with_one_line(log: list[str]) -> Non
         (FULL, {"num_prefill_lookahead": 1}, "a draft model whose hits keep their last block"),
         (FULL, {"pcp_world_size": 2}, "prefill context parallelism"),
         (FULL, {"hash_block_size": 3}, "this configuration (hash_block_size=3: does not fit a group with blocks of 4"),
-        (STATES, {"metrics_collector": object()}, "block residency metrics over recurrent states"),
+        (EXPORTED, {"metrics_collector": object()}, "block residency metrics over states that a prefill exports"),
         (UNCACHED, {}, "recurrent states of the mode 'none' that are cached all the same"),
         (WINDOW, {"dcp_world_size": 2}, "SlidingWindowSpec over decode-context-parallel ranks"),
     ],

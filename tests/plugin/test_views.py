@@ -12,7 +12,7 @@ from kvledger.core.groups import spec as ours
 from kvledger.errors import BlockError
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.specs import our_spec
-from tests.plugin.manager_pair import make_managers
+from tests.plugin.manager_pair import Collector, make_managers
 from tests.side_by_side.layouts import Group, Layout
 from tests.side_by_side.reference import RequestFactory
 
@@ -225,22 +225,6 @@ def test_a_lookup_cut_short() -> None:
 
 
 def test_residency_is_told_as_by_vllm() -> None:
-    class Collector:
-        def __init__(self) -> None:
-            self.told: list[tuple[str, int]] = []
-
-        def on_block_allocated(self, block: Any) -> None:
-            self.told.append(("allocated", block.block_id))
-
-        def on_block_accessed(self, block: Any) -> None:
-            self.told.append(("accessed", block.block_id))
-
-        def on_block_evicted(self, block: Any) -> None:
-            self.told.append(("evicted", block.block_id))
-
-        def reset(self) -> None:
-            self.told.append(("reset", 0))
-
     told: list[list[tuple[str, int]]] = []
     for kind in (KVCacheManager, VllmKVCacheManager):
         collector = Collector()

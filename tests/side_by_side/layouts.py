@@ -109,6 +109,11 @@ class Layout:
         return [g.block_size * (ranks if g.kind in sharded else 1) for g in self.groups]
 
     @property
+    def has_checkpoints(self) -> bool:
+        """Whether a prefill step exports states on its way."""
+        return any(group.checkpoint_alignment for group in self.groups)
+
+    @property
     def base_block_size(self) -> int:
         return lcm(*self.block_sizes())
 

@@ -145,6 +145,11 @@ class BlockPool:
         if self._observer is not None and blocks:
             self._observer.blocks_touched(blocks)
 
+    def retain(self, block: KVCacheBlock) -> None:
+        """Adds a reference to a block that somebody holds, so that it stays until a copy is made. Nobody is told: its
+        content finds no new reader."""
+        block.ref_cnt += 1
+
     def free_blocks(self, blocks: list[KVCacheBlock]) -> None:
         """Drops one reference to each block, in the order in which they should be reused (callers: last block first).
 

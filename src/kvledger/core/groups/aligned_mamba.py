@@ -176,7 +176,7 @@ class AlignedMambaManager(MambaManager):
         assert source is not None
         held.shared_tail = None
         self.pool.move_hashes(source, target)
-        self.pool.touch([source])
+        self.pool.retain(source)
         self._copies.order(self.group_id, source, target)
         own = held.own_tail
         if own is not None:
@@ -193,11 +193,11 @@ class AlignedMambaManager(MambaManager):
         assert source is not None
         held.shared_tail = None
         held.blocks[held.shared_tail_index] = target
-        self.pool.touch([target])
+        self.pool.retain(target)
         origin = self._moved_this_step.get(source.block_id)
         if origin is not None and self._copies.is_under_way(self.group_id, origin, source):
             # Nothing is in it before this step's copies are made.
-            self.pool.touch([origin])
+            self.pool.retain(origin)
             self.pool.free_blocks([source])
             source = origin
         self._copies.order(self.group_id, source, target)

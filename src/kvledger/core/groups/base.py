@@ -438,7 +438,7 @@ class SingleTypeKVCacheManager(ABC):
         target = self.pool.get_new_blocks(1, self.group_id)[0]
         held.blocks[held.shared_tail_index] = target
         held.shared_tail = None
-        self.pool.touch([target])
+        self.pool.retain(target)
         self._copies.order(self.group_id, source, target)
 
 

@@ -89,8 +89,11 @@ class VllmKVCacheManager:
         self.log_stats = log_stats
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
-        if metrics_collector is not None and has_states:
-            raise NotServedError("block residency metrics over recurrent states")
+        if metrics_collector is not None and any(
+            isinstance(group.kv_cache_spec, MambaSpec) and group.kv_cache_spec.num_prefill_checkpoint_blocks > 0
+            for group in kv_cache_config.kv_cache_groups
+        ):
+            raise NotServedError("block residency metrics over states that a prefill exports on its way")
         try:
             self.ledger = KVCacheManager(
                 our_config(kv_cache_config, dcp_world_size),

@@ -12,7 +12,7 @@ from kvledger.core.groups.registry import ManagerRegistry
 from kvledger.core.groups.sliding_window import SlidingWindowManager
 from kvledger.core.units import cdiv
 from kvledger.errors import ConfigError
-from tests.groups import compute, full, held, hybrid, managers_of, tables, window, window_mla
+from tests.groups import chunks, compute, full, held, hybrid, managers_of, tables, window, window_mla
 from tests.helpers import admit, admitted, hit, leave, request
 
 
@@ -245,3 +245,12 @@ def test_a_shared_prefix_is_retained_too() -> None:
     admit(manager, b, found=found)
     leave(manager, b)
     assert hit(manager, request("c", list(range(20)) + [6] * 20)) == 20
+
+
+def test_windows_alone_are_looked_up_as_far_as_names_are_known() -> None:
+    """A name covers three tokens behind its block of 4: a prompt of 22 tokens has four names, one of 23 has five."""
+    manager = hybrid(40, window(8), window(12), drafts=DraftRule(3, hashes_ahead=True))
+    a = request("a", 24)
+    chunks(manager, a)
+    leave(manager, a)
+    assert [hit(manager, request("b", num_tokens)) for num_tokens in (20, 22, 23, 24)] == [16, 16, 20, 20]
