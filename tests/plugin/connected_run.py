@@ -241,24 +241,36 @@ class ConnectedRun:
 
 
 def start_outside_written_blocks(manager: Any) -> None:
-    """No request starts inside a block of attention that the same step writes: the copy is made before the step."""
-    allocate, start = manager.allocate_slots, manager.new_step_starts
-    names_before: list[Any] = []
+    """No request starts in a block of attention behind what the same step writes there: the copy is made before it."""
+    coordinator = manager.coordinator
+    allocate, start, cache = manager.allocate_slots, manager.new_step_starts, coordinator.cache_blocks
+    attention = [g for g in coordinator.single_type_managers if isinstance(g.kv_cache_spec, FullAttentionSpec)]
+    # {block that got a name in this step: from which token on the step writes}.
+    written_from: dict[int, int] = {}
 
     def new_step_starts() -> None:
-        names_before[:] = [block.block_hash for block in manager.block_pool.blocks]
+        written_from.clear()
         start()
+
+    def cache_blocks(request: Any, num_tokens: int) -> None:
+        blocks = [block for group in attention for block in group.req_to_blocks.get(request.request_id, ())]
+        names = [block.block_hash for block in blocks]
+        cache(request, num_tokens)
+        for block, name in zip(blocks, names, strict=True):
+            if block.block_hash != name:
+                written_from[block.block_id] = request.num_computed_tokens
 
     def allocate_slots(request: Any, num_new_tokens: int, **options: Any) -> Any:
         hit, num_hit = options.get("new_computed_blocks"), options.get("num_new_computed_tokens", 0)
-        for group in manager.coordinator.single_type_managers if hit is not None else ():
+        for group in attention if hit is not None else ():
             blocks = hit.blocks[group.kv_cache_group_id]
-            is_shared = isinstance(group.kv_cache_spec, FullAttentionSpec) and blocks and num_hit % group.block_size
-            if is_shared and blocks[-1].block_hash != names_before[blocks[-1].block_id]:
+            is_inside = bool(blocks) and num_hit % group.block_size != 0
+            if is_inside and written_from.get(blocks[-1].block_id, num_hit) < num_hit:
                 return None
         return allocate(request, num_new_tokens, **options)
 
     manager.new_step_starts, manager.allocate_slots = new_step_starts, allocate_slots
+    coordinator.cache_blocks = cache_blocks
 
 
 def _make_scheduler(layout: Layout, transfer: KVTransferConfig, directory: Path, num_blocks: int) -> Scheduler:
