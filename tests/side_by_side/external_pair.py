@@ -196,10 +196,15 @@ def forget_failed_loads(theirs: Any) -> None:
             theirs._inflight_prefills.discard(request)
 
     def schedule_and_requeue(*args: Any, **options: Any) -> Any:
+        held_blocks = set(theirs.kv_holding_waiting)
         output = schedule(*args, **options)
         misplaced = [each for each in theirs.kv_holding_waiting if not theirs._holds_kv_blocks(each)]
-        theirs.kv_holding_waiting.remove_requests(misplaced)
-        theirs.waiting.prepend_requests(reversed(misplaced))
+        if misplaced:
+            # Behind those of this pass that were passed over.
+            passed_over = [each for each in theirs.waiting if each in held_blocks]
+            theirs.kv_holding_waiting.remove_requests(misplaced)
+            theirs.waiting.remove_requests(passed_over)
+            theirs.waiting.prepend_requests(reversed(passed_over + misplaced))
         return output
 
     theirs._update_waiting_for_remote_kv = update_waiting_for_remote_kv
