@@ -78,17 +78,16 @@ class FreeKVCacheBlockQueue:
     def __len__(self) -> int:
         return self.num_free_blocks
 
-    def popleft_n(self, num_blocks: i64, into: list[KVCacheBlock]) -> None:
-        """Moves the first num_blocks blocks, in order, to the end of a list. OutOfBlocksError, taking none, when fewer
-        are free."""
+    def first_n(self, num_blocks: i64, into: list[KVCacheBlock]) -> None:
+        """Adds the first num_blocks blocks, in order, to the end of a list; they stay in the queue. OutOfBlocksError,
+        adding none, when fewer are free."""
         if num_blocks > self.num_free_blocks:
             raise OutOfBlocksError(f"num_blocks={num_blocks}: only {self.num_free_blocks} blocks are free")
+        start: i64 = len(into)
         blocks = self._blocks
         next_id: i32 = self._seam.next_free_id
-        start: i64 = len(into)
         index: i64 = 0
         try:
-            # The list first: only that can run out of memory.
             while index < num_blocks:
                 block = blocks[next_id]
                 into.append(block)
@@ -97,16 +96,6 @@ class FreeKVCacheBlockQueue:
         except MemoryError:
             del into[start:]
             raise
-        index = start
-        while index < start + num_blocks:
-            block = into[index]
-            block.prev_free_id = UNLINKED
-            block.next_free_id = UNLINKED
-            index += 1
-        if num_blocks > 0:
-            self._seam.next_free_id = next_id
-            blocks[next_id].prev_free_id = 0
-            self.num_free_blocks -= num_blocks
 
     def remove(self, block: KVCacheBlock) -> None:
         """Takes that block, wherever it stands. BlockError when it is not in the queue."""

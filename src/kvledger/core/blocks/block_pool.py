@@ -1,7 +1,7 @@
 """The pool: all blocks, the queue of the free ones, and the prefix index of the cached ones.
 
     held (ref_cnt >= 1)  --free, last reference-->  free: to the front without a hash, to the end with one
-    free                 --get_new_blocks-->        held, and whatever hash it carried is evicted
+    free                 --take-->                  held, and whatever hash it carried is evicted
     free, cached         --touch (a hit)-->         held, hash kept
 
 So the queue's order is the order of eviction: blocks that can serve nobody first, then cached ones, least recently
@@ -117,17 +117,17 @@ class BlockPool:
                 "count before you take, as allocate_slots does"
             )
         start: i64 = len(into)
-        self.free_queue.popleft_n(num_blocks, into)
+        # The list first: only that can run out of memory.
+        self.free_queue.first_n(num_blocks, into)
         if self._observer is not None:
             self._announce_eviction(into[start:], EvictionCause.REUSED)
         index = start
         while index < start + num_blocks:
             block = into[index]
+            self._hold(block)
             if block.block_hash is not None:
-                self._num_free_cached -= 1
                 self._num_reused += 1
                 self._unindex(block)
-            block.ref_cnt = 1
             index += 1
         if self._observer is not None and num_blocks > 0:
             self._observer.blocks_taken(group_id, into[start:])
@@ -138,10 +138,9 @@ class BlockPool:
             if block.block_id == 0:
                 continue
             if block.ref_cnt == 0:
-                self.free_queue.remove(block)
-                if block.block_hash is not None:
-                    self._num_free_cached -= 1
-            block.ref_cnt += 1
+                self._hold(block)
+            else:
+                block.ref_cnt += 1
         if self._observer is not None and blocks:
             self._observer.blocks_touched(blocks)
 
@@ -185,9 +184,7 @@ class BlockPool:
             except BlockError:
                 self._take_back(blocks, call)
                 raise
-        self.free_queue.prepend_n(unhashed)
-        self.free_queue.append_n(hashed)
-        self._num_free_cached += len(hashed)
+        self._let_go(unhashed, hashed)
 
     def cache_block(self, block: KVCacheBlock, block_hash: bytes, group_id: int, num_hash_tokens: int) -> None:
         """Makes a held block that is full answer lookups of that hash in that group.
@@ -269,8 +266,6 @@ class BlockPool:
         self._announce_eviction(blocks, EvictionCause.EVICTED)
         for block in blocks:
             if block.block_hash is not None:
-                if block.ref_cnt == 0:
-                    self._num_free_cached -= 1
                 self._num_evicted += 1
                 self._unindex(block)
 
@@ -353,9 +348,27 @@ class BlockPool:
         self._num_promoted += 1
         self._unindex(block)
 
+    # The only ways between held, free with a hash and free without one (but for reset_prefix_cache, which takes all)
+
+    def _hold(self, block: KVCacheBlock) -> None:
+        """free, with a hash or without -> held: by the caller, once."""
+        self.free_queue.remove(block)
+        block.ref_cnt = 1
+        if block.block_hash is not None:
+            self._num_free_cached -= 1
+
+    def _let_go(self, unhashed: list[KVCacheBlock], hashed: list[KVCacheBlock]) -> None:
+        """held -> free: blocks whose last reference was dropped."""
+        self.free_queue.prepend_n(unhashed)
+        self.free_queue.append_n(hashed)
+        self._num_free_cached += len(hashed)
+
     def _unindex(self, block: KVCacheBlock) -> None:
+        """Takes the hashes of a block, held or free; it stays where it is."""
         block_hash = block.block_hash
         assert block_hash is not None
+        if block.ref_cnt == 0:
+            self._num_free_cached -= 1
         index = self.indexes[block.group_id]
         index.remove(block_hash, block)
         self.num_losses += 1

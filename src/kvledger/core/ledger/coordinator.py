@@ -92,9 +92,11 @@ class KVCacheCoordinator(ABC):
 
     def cache_blocks(self, held: RequestBlocks, request: Request, num_tokens: int) -> None:
         """Makes blocks that are full at num_tokens tokens hits for others."""
+        managers, groups = self.managers, held.groups
+        num_groups: i64 = len(managers)
         index: i64 = 0
-        while index < self.num_groups:
-            self.managers[index].cache_blocks(held.groups[index], request, num_tokens)
+        while index < num_groups:
+            managers[index].cache_blocks(groups[index], request, num_tokens)
             index += 1
 
     def age(self) -> i64:
@@ -145,9 +147,12 @@ class KVCacheCoordinator(ABC):
         num_slots: i64 = NEVER
         next_caching: i64 = NEVER
         next_release: i64 = NEVER
+        managers, groups = self.managers, held.groups
+        num_groups: i64 = len(managers)
         index: i64 = 0
-        while index < self.num_groups:
-            manager, group = self.managers[index], held.groups[index]
+        while index < num_groups:
+            manager = managers[index]
+            group = groups[index]
             index += 1
             if slots:
                 num_slots = min(num_slots, manager.num_slots(group))
@@ -174,9 +179,11 @@ class KVCacheCoordinator(ABC):
         num_blocks: i64 = 0
         groups = self._nothing if held is None else held.groups
         hit_blocks = hit.blocks.blocks
+        managers = self.managers
+        num_groups: i64 = len(managers)
         index: i64 = 0
-        while index < self.num_groups:
-            num_blocks += self.managers[index].num_blocks_to_take(groups[index], hit_blocks[index], ranges)
+        while index < num_groups:
+            num_blocks += managers[index].num_blocks_to_take(groups[index], hit_blocks[index], ranges)
             index += 1
         return num_blocks
 
@@ -304,11 +311,13 @@ class KVCacheCoordinator(ABC):
 
     def take_row(self, held: RequestBlocks, ranges: SlotRanges, row: i32, new_blocks: NewBlocks) -> None:
         """The same for a running request, whose tails are its own; what is new joins new_blocks as that row's."""
+        managers, groups = self.managers, held.groups
+        num_groups: i32 = len(managers)
         group_id: i32 = 0
-        while group_id < self.num_groups:
-            group = held.groups[group_id]
+        while group_id < num_groups:
+            group = groups[group_id]
             num_before: i32 = len(group.blocks)
-            self.managers[group_id].take_blocks(group, ranges)
+            managers[group_id].take_blocks(group, ranges)
             new_blocks.add(row, group_id, group.blocks, num_before)
             group_id += 1
 

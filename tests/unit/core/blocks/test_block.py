@@ -18,7 +18,9 @@ def queue(usable: int) -> tuple[FreeKVCacheBlockQueue, list[KVCacheBlock]]:
 
 def popped(free: FreeKVCacheBlockQueue, num_blocks: int) -> list[int]:
     blocks: list[KVCacheBlock] = []
-    free.popleft_n(num_blocks, blocks)
+    free.first_n(num_blocks, blocks)
+    for block in blocks:
+        free.remove(block)
     return [int(block.block_id) for block in blocks]
 
 
@@ -31,7 +33,7 @@ def test_it_starts_with_every_block_but_the_null_block_in_order() -> None:
     free.check()
 
 
-def test_popleft_n_takes_the_first_n_or_none() -> None:
+def test_the_first_n_are_told_or_none() -> None:
     free, blocks = queue(4)
     assert popped(free, 3) == [1, 2, 3]
     assert popped(free, 0) == []
@@ -39,8 +41,9 @@ def test_popleft_n_takes_the_first_n_or_none() -> None:
         popped(free, 2)
     assert free.block_ids() == [4]
     table = [blocks[0]]
-    free.popleft_n(1, table)
+    free.first_n(1, table)
     assert table == [blocks[0], blocks[4]]
+    free.remove(blocks[4])
     assert free.block_ids() == []
     free.check()
 
