@@ -146,10 +146,28 @@ def find_bundled(name: str) -> ModelConfig | None:
 
 def reachable(name: str) -> ModelConfig | None:
     """The hub's config; None without the extra, a network or the right to read it."""
+    if not hub_answers():
+        return None
     try:
         return from_hub(name)
     except ConfigError:
         return None
+
+
+@cache
+def hub_answers() -> bool:
+    """Whether the hub is there. Asked once, in one try: its own downloads try for a minute, and say so each time."""
+    try:
+        from huggingface_hub import constants, get_session
+    except ImportError:
+        return False
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception:  # whatever its HTTP client raises, which depends on its version
+        return False
+    return True
 
 
 def noting_differences(asked: ModelConfig, bundled: ModelConfig) -> ModelConfig:
@@ -219,7 +237,8 @@ def from_hub(name: str) -> ModelConfig:
         ) from None
 
     def read(file: str) -> JSON:
-        path = hf_hub_download(name, file, etag_timeout=HUB_SECONDS)
+        # Without a network, what was downloaded before is still there.
+        path = hf_hub_download(name, file, etag_timeout=HUB_SECONDS, local_files_only=not hub_answers())
         return parse_object(read_whole("model", path), f"{name}, {file}")
 
     try:
@@ -235,6 +254,8 @@ def from_hub(name: str) -> ModelConfig:
                 config.index_bytes = index_total(found)
     except OSError as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not hub_answers():
+            first_line = "it cannot be reached, and nothing of this id was downloaded before"
         raise ConfigError(
             f"model={name!r}: not in the bundled catalogue and the hub did not give its config ({first_line}); check "
             f"the id, the network and HF_TOKEN ({'set' if os.environ.get('HF_TOKEN') else 'not set'}), or give a path"

@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from kvledger.errors import ConfigError
 from kvledger.models.aliases import aliases, find_alias
 from kvledger.models.facts import model_facts
-from kvledger.models.sources import find_in_catalogue, load_config
+from kvledger.models.sources import find_in_catalogue, hub_answers, load_config
 from kvledger.models.weights import model_weights
 from tests.unit.plan.planning import plan
 
@@ -51,31 +52,44 @@ def test_quantized_copies_have_their_weights(name: str, gib: float) -> None:
 
 
 class FakeHub(ModuleType):
-    """A hub with the files of one repository."""
+    """A hub with the files of one repository, and its client, which has them in its cache without a network too."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("huggingface_hub")
         self.folder = folder
+        self.has_network = True
         self.asked: list[str] = []
+        self.constants = SimpleNamespace(HF_HUB_OFFLINE=False, ENDPOINT="https://huggingface.co")
         utils: Any = ModuleType("huggingface_hub.utils")
         utils.EntryNotFoundError = type("EntryNotFoundError", (OSError,), {})
         self.utils = utils
 
-    def hf_hub_download(self, name: str, file: str, etag_timeout: float) -> str:
+    def get_session(self) -> "FakeHub":
+        return self
+
+    def head(self, url: str, timeout: float) -> None:
+        self.asked.append(url)
+        if not self.has_network:
+            raise ConnectionError("Name or service not known")
+
+    def hf_hub_download(self, name: str, file: str, etag_timeout: float, local_files_only: bool) -> str:
+        assert local_files_only is not self.has_network
         self.asked.append(f"{name}/{file}")
         if not (self.folder / "config.json").exists():
-            raise ConnectionError("no network")
+            raise ConnectionError("no such repository")
         if not (self.folder / file).exists():
             raise self.utils.EntryNotFoundError(file)
         return str(self.folder / file)
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     fake = FakeHub(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
     monkeypatch.setitem(sys.modules, "huggingface_hub.utils", fake.utils)
-    return fake
+    hub_answers.cache_clear()
+    yield fake
+    hub_answers.cache_clear()
 
 
 def test_the_hub_goes_before_the_bundle_and_says_what_differs(hub: FakeHub) -> None:
@@ -91,11 +105,24 @@ def test_the_hub_goes_before_the_bundle_and_says_what_differs(hub: FakeHub) -> N
     assert load_config("Qwen/Qwen3-8B").notes == []
 
 
-def test_the_bundle_is_there_where_the_hub_does_not_answer(hub: FakeHub) -> None:
+def test_the_bundle_is_there_where_the_hub_has_not_that_model(hub: FakeHub) -> None:
     assert load_config("Qwen/Qwen3-8B").source.startswith("bundled catalogue")
-    assert hub.asked == ["Qwen/Qwen3-8B/config.json"]
-    with pytest.raises(ConfigError, match="the hub did not give its config"):
+    assert hub.asked == ["https://huggingface.co", "Qwen/Qwen3-8B/config.json"]
+    with pytest.raises(ConfigError, match=r"the hub did not give its config \(no such repository\)"):
         load_config("nobody/Nothing-1B")
+
+
+def test_without_a_network_the_hub_is_asked_once_in_one_try(hub: FakeHub) -> None:
+    hub.has_network = False
+    for _ in range(2):
+        assert load_config("Qwen/Qwen3-8B").source.startswith("bundled catalogue")
+    with pytest.raises(ConfigError, match="cannot be reached, and nothing of this id was downloaded before"):
+        load_config("nobody/Nothing-1B")
+    assert hub.asked == ["https://huggingface.co", "nobody/Nothing-1B/config.json"]
+    row = find_in_catalogue("Qwen/Qwen3-8B")
+    assert row is not None
+    (hub.folder / "config.json").write_text(json.dumps(dict(row.config)))
+    assert load_config("nobody/Nothing-1B").source == "hub: nobody/Nothing-1B"
 
 
 def test_a_bundled_name_without_its_owner_asks_no_hub(hub: FakeHub) -> None:
