@@ -67,13 +67,14 @@ def manager_arguments(layout: Layout, num_blocks: int, max_model_len: int, **cha
 
 def make_manager(layout: Layout, num_blocks: int, max_model_len: int, watermark: float = 0.0) -> KVCacheManager:
     made = KVCacheManager(**manager_arguments(layout, num_blocks, max_model_len, watermark=watermark))
-    if hash_lookahead(layout) > 0 and all(group.kind.startswith("window") for group in layout.groups):
+    if hash_lookahead(layout) > 0:
         end_lookups_at_known_names(made, layout.unit)
     return made
 
 
 def end_lookups_at_known_names(manager: KVCacheManager, unit: int) -> None:
-    """Windows alone are looked up beyond the names that are known, with an IndexError (docs/differences.md)."""
+    """Without full attention windows are looked up beyond the names that are known, with an IndexError
+    (docs/differences.md)."""
     look_up = manager.coordinator.find_longest_cache_hit
 
     def look_up_known(block_hashes: Any, max_cache_hit_length: int) -> Any:
