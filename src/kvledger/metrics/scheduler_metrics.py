@@ -27,9 +27,7 @@ from kvledger.scheduler import Scheduler, SchedulerOutput, WaitReason
 _DEFERRED: Final = (WaitReason.EXTERNAL_LOAD, WaitReason.EXTERNAL_LOOKUP, WaitReason.STALE_OUTPUT)
 # Those that a step has by the time of a snapshot: the others are about one request that somebody asks about.
 _COUNTED: Final = tuple(
-    reason
-    for reason in WaitReason
-    if reason not in (WaitReason.OUTPUT_IN_FLIGHT, WaitReason.NOT_CONSIDERED, WaitReason.NEVER_FITS)
+    reason for reason in WaitReason if reason not in (WaitReason.OUTPUT_IN_FLIGHT, WaitReason.NEVER_FITS)
 )
 
 

@@ -72,7 +72,7 @@ def test_every_reason_that_a_step_can_have_has_a_series_from_the_start() -> None
         for reason in WaitReason
         if watched.value("num_requests_without_tokens", reason=reason.name.lower()) is None
     }
-    assert without == {WaitReason.OUTPUT_IN_FLIGHT, WaitReason.NOT_CONSIDERED, WaitReason.NEVER_FITS}
+    assert without == {WaitReason.OUTPUT_IN_FLIGHT, WaitReason.NEVER_FITS}
 
 
 def test_lookups_count_once_and_those_of_preempted_requests_apart() -> None:

@@ -33,7 +33,7 @@ class WaitReason(Enum):
     EXTERNAL_LOAD = "waiting for external KV"
     STALE_OUTPUT = "output from before its preemption is in flight"
     OUTPUT_IN_FLIGHT = "nothing to compute before a step in flight is back"
-    NOT_CONSIDERED = "no step was scheduled since it came"
+    NOT_CONSIDERED = "the last step did not come to it"
     NEVER_FITS = "larger than the whole pool"
 
 

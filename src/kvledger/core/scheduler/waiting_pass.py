@@ -85,8 +85,10 @@ class WaitingPass:
                     log.block(request, candidate.wait_reason)
                     skipped.append(request)
                     if queue is state.waiting_holders and not self._manager.holds_blocks(request):
-                        # Its load failed: loads under way go before it from now on, so they do not stand behind it.
-                        self._pass_over_loads(state.waiting_holders.requests())
+                        # Its load failed: those that hold blocks go before it from now on.
+                        for other in state.waiting_holders.requests():
+                            is_load = other.status is RequestStatus.WAITING_FOR_EXTERNAL_KV
+                            log.pass_over(other, WaitReason.EXTERNAL_LOAD if is_load else WaitReason.NOT_CONSIDERED)
                     break
                 # It generated more than the pool takes before it was preempted: waiting cannot help.
                 state.fail(request, error)
@@ -125,11 +127,6 @@ class WaitingPass:
                 break
             candidate = self._look_up(first.request, candidate.hit.num_tokens - 1)
         return candidate
-
-    def _pass_over_loads(self, requests: list[Request]) -> None:
-        for request in requests:
-            if request.status is RequestStatus.WAITING_FOR_EXTERNAL_KV:
-                self._state.wait_log.pass_over(request, WaitReason.EXTERNAL_LOAD)
 
     def _hindrance(self, request: Request) -> WaitReason | None:
         """Why a request must be passed over in this step; None when it need not."""

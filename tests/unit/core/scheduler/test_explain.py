@@ -43,7 +43,7 @@ def test_one_that_came_after_the_last_step_was_not_considered() -> None:
     engine = Engine(8)
     engine.add("a", 6)
     assert why(engine, "a") == WaitExplanation("a", WaitReason.NOT_CONSIDERED, step=0, since_step=1)
-    assert str(why(engine, "a")) == "'a' waits: no step was scheduled since it came"
+    assert str(why(engine, "a")) == "'a' waits: the last step did not come to it"
 
 
 def test_the_token_budget_is_spent() -> None:
