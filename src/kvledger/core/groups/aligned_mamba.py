@@ -270,8 +270,9 @@ class AlignedMambaManager(MambaManager):
         end = self.cacheable_end(num_computed_tokens)
         if held.checkpoint > 0:
             self._cache_checkpoint(held, request)
-        elif end == num_computed_tokens or end % self.block_size == 0:
+        elif end == num_computed_tokens or end % self.block_size == 0 or self.policy.delays_renamed_states:
             # Inside a block whose end may still change nothing is named: once it is settled, the state has gone on.
+            # (vLLM names it all the same.)
             self._cache_tail(held, request, end)
         # With the names that they keep: an exported state takes another one than its block's end had.
         for index in range(start, held.num_cached_blocks):

@@ -28,7 +28,8 @@ class Decisions:
     `skips_reserved_chunks`: a waiting request whose chunk would end too near to its prompt's end is passed over;
     otherwise everybody waits behind it.
     `delays_renamed_states`: a state of an earlier step that this step names again, or moves to another block, is no hit
-    before the next one. All releases; ours starts from it at once, unless exact() is asked for.
+    before the next one; and with several draft modules a state inside its block is named for what it has gone beyond.
+    All releases; ours does neither, unless exact() is asked for.
     """
 
     release: str
