@@ -6,6 +6,7 @@ import pytest
 
 from kvledger import KVCacheManager, Request, Sha256BlockHasher
 from kvledger.core.groups.aligned_mamba import StateBlocks, checkpoint_position
+from kvledger.core.groups.decisions import decisions_of
 from kvledger.core.groups.policy import DraftRule, GroupPolicy
 from tests.groups import chunks, compute, full, held, hybrid, managers_of, record_of, state, tables
 from tests.helpers import admit, admitted, draft, hit, leave, pool_of, request, snapshot
@@ -411,6 +412,22 @@ def test_a_state_that_has_gone_on_is_not_named_for_where_it_was() -> None:
         assert [block.num_hash_tokens for block in record_of(manager, a, 1).blocks[1:]] == [0, 0]
     manager.start_step()
     assert hit(manager, request("b", 17)) == 8
+
+
+def test_exact_decisions_name_such_a_state_as_vllm_does() -> None:
+    """b would go on at 14 from the state after 16; only inside vLLM, and in comparisons with it."""
+    rules = decisions_of("0.32").exact()
+    manager = hybrid(40, full(8), state(8), hasher=Sha256BlockHasher(2), drafts=DraftRule(4), decisions=rules)
+    a = request("a", 16)
+    assert chunks(manager, a) == [8, 4, 4]
+    manager.start_step()
+    assert compute(manager, a, 1)
+    assert [block.num_hash_tokens for block in record_of(manager, a, 1).blocks[1:]] == [14, 0]
+    for _ in range(2):
+        manager.start_step()
+        assert compute(manager, a, 1)
+    manager.start_step()
+    assert hit(manager, request("b", 17)) == 14
 
 
 def test_two_steps_in_flight_hold_one_state_more_than_is_reserved() -> None:
