@@ -229,17 +229,26 @@ class KVCacheCoordinator(ABC):
         return False
 
     def lacks_host_blocks_beside(
-        self, hit: PrefixHit, ranges: SlotRanges, others: list[RequestBlocks], other_ranges: list[SlotRanges]
+        self,
+        hit: PrefixHit,
+        ranges: SlotRanges,
+        num_more_tokens: int,
+        others: list[RequestBlocks],
+        other_ranges: list[SlotRanges],
     ) -> bool:
-        """Whether some group's own pool has too few blocks for a request that starts and what others still need."""
+        """Whether some group's own pool has too few blocks for a request that starts, so many tokens of a step with
+        drafts behind it, and what others still need. In a pool that is all free, it goes without the drafts."""
         for manager in self.managers:
-            if manager.pool is not self.pool:
+            pool = manager.pool
+            if pool is not self.pool:
                 group_id = manager.group_id
                 hit_blocks = hit.blocks.blocks[group_id]
                 num_blocks = manager.num_host_blocks_to_take(self._nothing[group_id], hit_blocks, ranges)
+                if pool.num_free_blocks < pool.num_usable_blocks:
+                    num_blocks += manager.num_draft_blocks(num_more_tokens)
                 for index, other in enumerate(others):
                     num_blocks += manager.num_host_blocks_to_take(other.groups[group_id], [], other_ranges[index])
-                if num_blocks > manager.pool.num_free_blocks:
+                if num_blocks > pool.num_free_blocks:
                     return True
         return False
 

@@ -219,9 +219,10 @@ class KVCacheManager:
         return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
 
     def lacks_host_blocks_beside(
-        self, request: Request, hit: PrefixHit, num_external_tokens: int, others: list[Request]
+        self, request: Request, hit: PrefixHit, num_external_tokens: int, others: list[Request], num_more_tokens: int
     ) -> bool:
-        """Whether pools in host memory have too few blocks for all of a request's tokens and what others still need."""
+        """Whether pools in host memory have too few blocks for all of a request's tokens and what others still need,
+        each with num_more_tokens of a step with drafts behind."""
         coordinator = self._coordinator
         if not coordinator.has_host_pools:
             return False
@@ -230,8 +231,9 @@ class KVCacheManager:
         return coordinator.lacks_host_blocks_beside(
             hit,
             ranges.whole_sequence(request, self.max_model_len),
+            num_more_tokens,
             [coordinator.require_held(other.request_id) for other in others],
-            [remaining_ranges(other, 0, self.max_model_len) for other in others],
+            [remaining_ranges(other, num_more_tokens, self.max_model_len) for other in others],
         )
 
     def num_draft_blocks(self, num_tokens: int) -> int:

@@ -52,6 +52,7 @@ class WaitingPass:
         log = state.wait_log
         threshold = state.long_prefill_threshold()
         skipped: list[Request] = []
+        has_lost_place = False
         self._loaded.clear()
         log.ended_by = WaitReason.MAX_NUM_SEQS
         while step.token_budget > 0 and len(state.running) < self._config.max_num_seqs:
@@ -84,11 +85,7 @@ class WaitingPass:
                 if error is None:
                     log.block(request, candidate.wait_reason)
                     skipped.append(request)
-                    if queue is state.waiting_holders and not self._manager.holds_blocks(request):
-                        # Its load failed: those that hold blocks go before it from now on.
-                        for other in state.waiting_holders.requests():
-                            is_load = other.status is RequestStatus.WAITING_FOR_EXTERNAL_KV
-                            log.pass_over(other, WaitReason.EXTERNAL_LOAD if is_load else WaitReason.NOT_CONSIDERED)
+                    has_lost_place = queue is state.waiting_holders and not self._manager.holds_blocks(request)
                     break
                 # It generated more than the pool takes before it was preempted: waiting cannot help.
                 state.fail(request, error)
@@ -110,6 +107,18 @@ class WaitingPass:
         for request in reversed(skipped):
             holds = self._manager.holds_blocks(request)
             (state.waiting_holders if holds else state.waiting).add_first(request)
+        if has_lost_place:
+            self._pass_over_before(skipped)
+
+    def _pass_over_before(self, looked_at: list[Request]) -> None:
+        """The load of the last one looked at failed: those who hold blocks, or are more urgent, go before it now."""
+        log = self._state.wait_log
+        for other in self._state.waiting_requests():
+            if other is looked_at[-1]:
+                break
+            if other not in looked_at:
+                is_load = other.status is RequestStatus.WAITING_FOR_EXTERNAL_KV
+                log.pass_over(other, WaitReason.EXTERNAL_LOAD if is_load else WaitReason.NOT_CONSIDERED)
 
     def _try(self, step: StepBuilder, first: Candidate, threshold: int) -> Candidate | None:
         """Admits a candidate if it fits, or another of the same request. None while the source does not know yet.
@@ -294,8 +303,9 @@ class WaitingPass:
         if self._by_priority and not self._fits_beside_loads(request):
             return False
         hit = candidate.hit
-        others = self._state.in_prefill() + list(self._state.loads.loading.values())
-        if hit is not None and self._manager.lacks_host_blocks_beside(request, hit, candidate.num_external, others):
+        if hit is not None and self._manager.lacks_host_blocks_beside(
+            request, hit, candidate.num_external, self._not_decoding_yet(), self._num_more
+        ):
             self._state.wait_log.shortage = BlockShortage(request.request_id, 0, 0, is_host_pool=True)
             return False
         return True
@@ -332,13 +342,12 @@ class WaitingPass:
         manager = self._manager
         if manager.num_free_blocks == manager.num_usable_blocks:
             return 0
-        num_more = self._num_more
-        num_blocks = manager.num_draft_blocks(num_more)
-        for other in self._state.in_prefill():
-            num_blocks += manager.num_blocks_missing(other, num_more)
-        for other in self._state.loads.loading.values():
-            num_blocks += manager.num_blocks_missing(other, num_more)
-        for other in self._loaded:
-            if not other.is_prefill_chunk:
-                num_blocks += manager.num_blocks_missing(other, num_more)
+        num_blocks = manager.num_draft_blocks(self._num_more)
+        for other in self._not_decoding_yet():
+            num_blocks += manager.num_blocks_missing(other, self._num_more)
         return num_blocks
+
+    def _not_decoding_yet(self) -> list[Request]:
+        """Holders of blocks that still need more of them to get to their first decode step."""
+        prefills = self._state.in_prefill() + [other for other in self._loaded if not other.is_prefill_chunk]
+        return prefills + list(self._state.loads.loading.values())
