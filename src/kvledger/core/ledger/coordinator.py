@@ -57,21 +57,19 @@ class KVCacheCoordinator(ABC):
             for group_id, group in enumerate(config.groups)
         ]
         self.num_groups: Final = len(config.groups)
-        self._groups: Final = config.groups
+        self.groups: Final = config.groups
         self._max_model_len: Final = rules.max_model_len
         self._enable_caching: Final = rules.enable_caching
         self._last_quiet: Final[i64] = rules.max_model_len - 1
         # Shared by every call that yields no blocks; never written to.
         self.no_blocks: Final = KVCacheBlocks([[] for _ in config.groups])
         self.no_hit: Final = PrefixHit(self.no_blocks, 0, -1)
-        self._nothing: Final = [manager.make_held() for manager in self.managers]
         self._chunk_clippers: Final = [manager for manager in self.managers if manager.clips_chunks()]
         # A prompt's end must not be nearer to a chunk's end than the draft modules look ahead: they would compute on
         # tokens of their own guess, and cache that.
         self._min_rest: Final = 0 if rules.drafts is None else rules.drafts.num_lookahead_tokens
         self.clips_chunks: Final = len(self._chunk_clippers) > 0 or self._min_rest > 1
         self._long_hit_groups: Final = [m.group_id for m in self.managers if m.keeps_longer_hit()]
-        self.has_host_pools: Final = any(m.pool is not self.pool for m in self.managers)
         self.can_step_back: Final = all(m.can_step_back() for m in self.managers)
         self._base_block_size: Final = policies[0].base_block_size
         self.holds_all_blocks: Final = all(m.holds_all_blocks() for m in self.managers)
@@ -174,82 +172,11 @@ class KVCacheCoordinator(ABC):
 
     # Taking and giving back
 
-    def num_blocks_to_take(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> i64:
-        """Free blocks that these ranges use up, over all groups."""
-        num_blocks: i64 = 0
-        groups = self._nothing if held is None else held.groups
-        hit_blocks = hit.blocks.blocks
-        managers = self.managers
-        num_groups: i64 = len(managers)
-        index: i64 = 0
-        while index < num_groups:
-            num_blocks += managers[index].num_blocks_to_take(groups[index], hit_blocks[index], ranges)
-            index += 1
-        return num_blocks
-
-    def num_blocks_alone(self, hit: PrefixHit, ranges: SlotRanges) -> int:
-        """Blocks that a start with these ranges uses up of pools that it has for itself, over all groups, its hit's
-        among them; more than there are when it never fits. REQUIRES a hit that this step does not write."""
-        num_blocks = 0
-        for group_id, manager in enumerate(self.managers):
-            num_blocks += manager.num_blocks_alone(hit.blocks.blocks[group_id], ranges)
-        return num_blocks
-
-    def num_blocks_at_peak(self, ranges: SlotRanges) -> int:
-        """Most blocks that a request which shares none holds at a time up to the end of these ranges, over all groups;
-        more than there are when it never fits."""
-        num_blocks = 0
-        for manager in self.managers:
-            num_blocks += manager.num_blocks_at_peak(ranges)
-        return num_blocks
-
     def is_hit_in_writing(self, hit: PrefixHit) -> bool:
         """Whether this very step writes the hit, so that nobody can start from it yet."""
         for group_id, manager in enumerate(self.managers):
             if manager.is_hit_in_writing(hit.blocks.blocks[group_id], hit.num_tokens):
                 return True
-        return False
-
-    def admission_blocks(self, max_in_flight_tokens: int) -> list[int]:
-        """Most blocks of one request in each group, with so many tokens scheduled and not settled at a time."""
-        return [group.max_admission_blocks(self._max_model_len, max_in_flight_tokens) for group in self._groups]
-
-    def limit_blocks(self, admission: list[int], step: list[int]) -> None:
-        """Tells each group the most blocks that one request holds, at all and with no more than one step in flight."""
-        for group_id, manager in enumerate(self.managers):
-            manager.policy = manager.policy.with_most_blocks(admission[group_id], step[group_id])
-
-    def lacks_host_blocks(self, held: RequestBlocks | None, hit: PrefixHit, ranges: SlotRanges) -> bool:
-        """Whether a group with a pool of its own has too few blocks there. Such a group takes none of this pool."""
-        groups = self._nothing if held is None else held.groups
-        for group_id, manager in enumerate(self.managers):
-            hit_blocks = hit.blocks.blocks[group_id]
-            if manager.pool is not self.pool and manager.num_blocks_to_take(groups[group_id], hit_blocks, ranges) > 0:
-                return True
-        return False
-
-    def lacks_host_blocks_beside(
-        self,
-        hit: PrefixHit,
-        ranges: SlotRanges,
-        num_more_tokens: int,
-        others: list[RequestBlocks],
-        other_ranges: list[SlotRanges],
-    ) -> bool:
-        """Whether some group's own pool has too few blocks for a request that starts, so many tokens of a step with
-        drafts behind it, and what others still need. In a pool that is all free, it goes without the drafts."""
-        for manager in self.managers:
-            pool = manager.pool
-            if pool is not self.pool:
-                group_id = manager.group_id
-                hit_blocks = hit.blocks.blocks[group_id]
-                num_blocks = manager.num_host_blocks_to_take(self._nothing[group_id], hit_blocks, ranges)
-                if pool.num_free_blocks < pool.num_usable_blocks:
-                    num_blocks += manager.num_draft_blocks(num_more_tokens)
-                for index, other in enumerate(others):
-                    num_blocks += manager.num_host_blocks_to_take(other.groups[group_id], [], other_ranges[index])
-                if num_blocks > pool.num_free_blocks:
-                    return True
         return False
 
     def usable_hit(self, hit: PrefixHit, num_external: int) -> PrefixHit:
@@ -329,10 +256,6 @@ class KVCacheCoordinator(ABC):
             managers[group_id].take_blocks(group, ranges)
             new_blocks.add(row, group_id, group.blocks, num_before)
             group_id += 1
-
-    def num_draft_blocks(self, num_tokens: int) -> int:
-        """Blocks that so many tokens of a step with drafts take at most beyond those that a request holds."""
-        return sum([manager.num_draft_blocks(num_tokens) for manager in self.managers])
 
     def release_skipped(self, held: RequestBlocks, num_processed_tokens: int) -> None:
         """Gives back what no later token reads."""

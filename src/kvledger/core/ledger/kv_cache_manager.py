@@ -43,8 +43,9 @@ from kvledger.core.groups.allocation_checks import (
 from kvledger.core.groups.decisions import LATEST_RELEASE, Decisions
 from kvledger.core.groups.policy import DraftRule
 from kvledger.core.groups.registry import ManagerRegistry
-from kvledger.core.groups.slot_ranges import SlotRanges, remaining_ranges, sequence_ranges, start_ranges
+from kvledger.core.groups.slot_ranges import SlotRanges, start_ranges
 from kvledger.core.groups.spec import KVCacheConfig
+from kvledger.core.ledger.block_demand import BlockDemand
 from kvledger.core.ledger.coordinator import KVCacheCoordinator, RequestBlocks
 from kvledger.core.ledger.hash_door import HashDoor
 from kvledger.core.ledger.hit_check import require_current
@@ -117,7 +118,6 @@ class KVCacheManager:
         self.decisions: Final[Decisions] = rules.release
         self.max_model_len: Final = max_model_len
         self._max_end: Final[i64] = max_model_len
-        self._max_in_flight_tokens: Final = max_in_flight_tokens
         self.enable_caching: Final = enable_caching
         self._hashes: Final = HashDoor(hasher)
         self._hash_block_size: Final = hasher.block_size
@@ -135,8 +135,8 @@ class KVCacheManager:
         self.holds_all_blocks: Final = self._coordinator.holds_all_blocks
         self._watermark_blocks: Final = int(watermark * config.num_blocks)
         self._lookups: Final = LookupCounter(len(config.groups))
-        # Of the last allocate_slots that returned None.
-        self.shortage: BlockShortage | None = None
+        # What requests need; schedulers ask it for more than this class passes on.
+        self.demand: Final = BlockDemand(self._coordinator, max_model_len, max_in_flight_tokens)
 
     # For code that shows the ledger to an engine written for another one; schedulers need neither.
 
@@ -180,28 +180,10 @@ class KVCacheManager:
         """Blocks that lost their hashes so far, by cause."""
         return self._pool.eviction_counts()
 
-    def expect_steps(self, max_tokens: int, max_in_flight: int, num_lookahead_tokens: int) -> None:
-        """Steps compute up to max_tokens tokens and write num_lookahead_tokens slots behind each request's, and
-        max_in_flight of them are out at a time. A Scheduler says so when it is made.
-
-        Then admission and refusals count what such steps need. ConfigError, changing nothing, when the ledger was made
-        for fewer tokens in flight: what it admitted could not always be computed.
-        """
-        coordinator = self._coordinator
-        needed = coordinator.admission_blocks(max_tokens * max_in_flight)
-        given = needed
-        if self._max_in_flight_tokens is not None:
-            given = coordinator.admission_blocks(self._max_in_flight_tokens)
-        for group_id, num_blocks in enumerate(needed):
-            if num_blocks > given[group_id]:
-                raise wrong_value(
-                    "max_in_flight_tokens",
-                    self._max_in_flight_tokens,
-                    f"less than {max_in_flight} steps of max_num_batched_tokens={max_tokens}, with which group "
-                    f"{group_id} may hold {num_blocks} blocks of a request",
-                    "leave it out, raise it, or lower max_num_batched_tokens",
-                )
-        coordinator.limit_blocks(given, coordinator.admission_blocks(max_tokens + num_lookahead_tokens))
+    @property
+    def shortage(self) -> BlockShortage | None:
+        """What the last allocate_slots that returned None lacked."""
+        return self.demand.shortage
 
     def num_blocks_for(self, num_tokens: int, num_encoder_tokens: int = 0, num_lookahead_tokens: int = 0) -> int:
         """Most blocks over all groups that a request of num_tokens tokens holds at a time, when it shares none and has
@@ -209,36 +191,7 @@ class KVCacheManager:
 
         With so many blocks in the pool it can be computed, whoever else waits; with fewer perhaps not.
         """
-        ranges = sequence_ranges(num_tokens, num_encoder_tokens, num_lookahead_tokens, self.max_model_len)
-        return self._coordinator.num_blocks_at_peak(ranges)
-
-    def num_blocks_missing(self, request: Request, num_more_tokens: int = 0) -> int:
-        """Blocks that the request still needs to hold all its tokens so far and num_more_tokens drafts beyond."""
-        held = self._coordinator.get(request.request_id)
-        ranges = remaining_ranges(request, num_more_tokens, self.max_model_len)
-        return self._coordinator.num_blocks_to_take(held, self._no_hit, ranges)
-
-    def lacks_host_blocks_beside(
-        self, request: Request, hit: PrefixHit, num_external_tokens: int, others: list[Request], num_more_tokens: int
-    ) -> bool:
-        """Whether pools in host memory have too few blocks for all of a request's tokens and what others still need,
-        each with num_more_tokens of a step with drafts behind."""
-        coordinator = self._coordinator
-        if not coordinator.has_host_pools:
-            return False
-        hit = coordinator.usable_hit(hit, num_external_tokens)
-        ranges = start_ranges(request, 0, hit.num_tokens, num_external_tokens, 0, self.max_model_len)
-        return coordinator.lacks_host_blocks_beside(
-            hit,
-            ranges.whole_sequence(request, self.max_model_len),
-            num_more_tokens,
-            [coordinator.require_held(other.request_id) for other in others],
-            [remaining_ranges(other, num_more_tokens, self.max_model_len) for other in others],
-        )
-
-    def num_draft_blocks(self, num_tokens: int) -> int:
-        """Blocks, over all groups, for so many tokens of a step with drafts, whatever a request holds already."""
-        return self._coordinator.num_draft_blocks(num_tokens)
+        return self.demand.num_blocks_for(num_tokens, num_encoder_tokens, num_lookahead_tokens)
 
     def num_blocks_held(self, request: Request) -> int:
         """Blocks that the request holds now, shared ones included, over all groups. O(groups) for full attention."""
@@ -611,7 +564,7 @@ class KVCacheManager:
         if takes:
             ranges = self._growth
             ranges.be_growth(request, new_end, slots_end)
-            if self._is_short(request, held, self._no_hit, ranges):
+            if self.demand.is_short(request, held, self._no_hit, ranges):
                 return None
             if flat is None:
                 new_blocks = coordinator.take_blocks(held, ranges)
@@ -639,7 +592,7 @@ class KVCacheManager:
         watermark = self._watermark_blocks if rule.has_scheduled_requests else 0
         if rule.full_sequence_must_fit:
             gate = ranges.whole_sequence(request, self.max_model_len)
-            if self._is_short(request, held, hit, gate, watermark):
+            if self.demand.is_short(request, held, hit, gate, watermark):
                 return None
         if self.enable_caching and held is None:
             self._hashes.refresh(request)
@@ -652,7 +605,7 @@ class KVCacheManager:
         if held is not None:
             num_computed = min(ranges.computed_end, self.max_model_len)
             coordinator.release_skipped(held, max(0, num_computed - request.num_in_flight_tokens))
-        if self._is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
+        if self.demand.is_short(request, held, hit, ranges, watermark, rule.reserved_blocks):
             return None
         if held is None:
             if self._relay is not None:
@@ -664,41 +617,6 @@ class KVCacheManager:
             coordinator.cache_blocks(held, request, min(ranges.new_end, request.num_tokens))
         coordinator.measure(held)
         return self._no_blocks if new_blocks.is_empty() else new_blocks
-
-    def _is_short(
-        self,
-        request: Request,
-        held: RequestBlocks | None,
-        hit: PrefixHit,
-        ranges: SlotRanges,
-        num_watermark: int = 0,
-        num_reserved: int = 0,
-    ) -> bool:
-        """Whether too few blocks are free for these ranges; `shortage` has the numbers then."""
-        num_blocks = self._coordinator.num_blocks_to_take(held, hit, ranges)
-        num_free = self._pool.num_free_blocks
-        if num_blocks + num_watermark <= num_free - num_reserved:
-            return False
-        coordinator = self._coordinator
-        is_in_writing = hit.num_tokens > 0 and coordinator.is_hit_in_writing(hit)
-        num_alone = 0
-        if held is None and not is_in_writing:
-            num_alone = coordinator.num_blocks_alone(hit, ranges)
-        elif held is not None and ranges.is_gate:
-            num_alone = num_blocks + coordinator.num_blocks_held(held)
-        is_host = num_blocks > self._pool.num_usable_blocks and coordinator.lacks_host_blocks(held, hit, ranges)
-        self.shortage = BlockShortage(
-            request.request_id,
-            num_blocks,
-            num_free,
-            num_watermark,
-            num_reserved,
-            is_whole_sequence=ranges.is_gate,
-            is_host_pool=is_host,
-            is_in_writing=is_in_writing,
-            never_fits=num_alone > self._pool.num_usable_blocks,
-        )
-        return True
 
     def _require_can_grow(self, request: Request, num_new_tokens: int) -> None:
         """Raises now what _grow would raise, so that a call for many requests raises before it takes anything."""

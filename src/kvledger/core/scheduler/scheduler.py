@@ -56,7 +56,9 @@ class Scheduler:
         if accounting is not None and accounting.manager is not manager:
             problem = "it counts the blocks of another manager"
             raise wrong_value("accounting", accounting, problem, "make it with the manager of this scheduler")
-        manager.expect_steps(config.max_num_batched_tokens, config.max_steps_in_flight, config.num_lookahead_tokens)
+        manager.demand.expect_steps(
+            config.max_num_batched_tokens, config.max_steps_in_flight, config.num_lookahead_tokens
+        )
         self.manager: Final = manager
         self.config: Final = config
         self._state: Final = SchedulerState(manager, config, accounting, external_source is not None)

@@ -303,7 +303,7 @@ class WaitingPass:
         if self._by_priority and not self._fits_beside_loads(request):
             return False
         hit = candidate.hit
-        if hit is not None and self._manager.lacks_host_blocks_beside(
+        if hit is not None and self._manager.demand.lacks_host_blocks_beside(
             request, hit, candidate.num_external, self._not_decoding_yet(), self._num_more
         ):
             self._state.wait_log.shortage = BlockShortage(request.request_id, 0, 0, is_host_pool=True)
@@ -342,9 +342,9 @@ class WaitingPass:
         manager = self._manager
         if manager.num_free_blocks == manager.num_usable_blocks:
             return 0
-        num_blocks = manager.num_draft_blocks(self._num_more)
+        num_blocks = manager.demand.num_draft_blocks(self._num_more)
         for other in self._not_decoding_yet():
-            num_blocks += manager.num_blocks_missing(other, self._num_more)
+            num_blocks += manager.demand.num_blocks_missing(other, self._num_more)
         return num_blocks
 
     def _not_decoding_yet(self) -> list[Request]:

@@ -68,6 +68,7 @@ class CoordinatorView(Partial):
 
     def __init__(self, ledger: KVCacheManager, kv_cache_config: Any, pool: PoolView) -> None:
         self._coordinator = ledger.coordinator
+        self._demand = ledger.demand
         self.kv_cache_config = kv_cache_config
         self.block_pool = pool
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
@@ -126,4 +127,5 @@ class CoordinatorView(Partial):
             is_gate=apply_admission_cap,
         )
         found = KVCacheBlocks([[block.ours for block in group] for group in new_computed_blocks])
-        return self._coordinator.num_blocks_to_take(self._coordinator.get(request_id), PrefixHit(found, 0, -1), ranges)
+        held = self._coordinator.get(request_id)
+        return int(self._demand.num_blocks_to_take(held, PrefixHit(found, 0, -1), ranges))

@@ -272,9 +272,9 @@ def test_what_a_request_needs_and_misses() -> None:
     manager = ledger(usable=8, max_model_len=24)
     assert [manager.num_blocks_for(number) for number in (1, 4, 5, 24, 1000)] == [1, 1, 2, 6, 6]
     a = request("a", 11)
-    assert manager.num_blocks_missing(a) == 3
+    assert manager.demand.num_blocks_missing(a) == 3
     admit(manager, a, 4)
-    assert manager.num_blocks_missing(a) == 2
+    assert manager.demand.num_blocks_missing(a) == 2
     assert (manager.num_free_blocks, manager.num_usable_blocks) == (7, 8)
     assert manager.occupancy() == PoolOccupancy(live=1, cached=0, unused=7)
 

@@ -199,7 +199,7 @@ def test_a_load_that_goes_first_fits_beside_what_the_others_hold() -> None:
 def test_a_load_leaves_whole_blocks_for_its_drafts_while_others_hold_some() -> None:
     """1 token, 3 drafts and 2 slots of the drafter are 2 blocks of full attention, 2 of the window, none of states."""
     desk = Desk(hybrid(9, full(), window(8), state()), num_speculative_tokens=3, num_lookahead_tokens=2)
-    assert desk.manager.num_draft_blocks(6) == 4
+    assert desk.manager.demand.num_draft_blocks(6) == 4
     desk.add("a", [7], max_tokens=40)
     desk.step()
     # a holds a block of each kind; b needs 3 and leaves 4: 7 of the 6 free ones.
