@@ -80,9 +80,9 @@ class ReturningPass:
         before a wrong token is taken back. RequestError then.
         """
         num_scheduled = output.num_scheduled_tokens
-        max_model_len = self._manager.max_model_len
+        max_model_len: i64 = self._manager.max_model_len
         rows: list[int] = []
-        row = 0
+        row: i64 = 0
         change = self._state.change
         try:
             change.under_way = UPDATING

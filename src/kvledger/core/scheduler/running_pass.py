@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from librt.vecs import append
-from mypy_extensions import i64
+from librt.vecs import extend, vec
+from mypy_extensions import i32, i64
 
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.config import SchedulingPolicy
@@ -74,9 +74,6 @@ class RunningPass:
         """
         running = self._state.running
         num_ahead = 1 + self._num_lookahead_tokens
-        requests = step.output.requests
-        scheduled = step.output.num_scheduled_tokens
-        num_left: i64 = step.token_budget
         first: i64 = start
         index = first
         end: i64 = min(len(running), start + step.token_budget)
@@ -92,13 +89,15 @@ class RunningPass:
                 or (num_placeholders > 0 and _num_behind(request) == 0)
             ):
                 break
-            requests.append(request)
-            scheduled = append(scheduled, 1)
             index += 1
-        step.output.num_scheduled_tokens = scheduled
         if index > first:
+            num_added = index - first
+            output = step.output
+            scheduled = extend(output.num_scheduled_tokens, vec[i32]([1] * num_added))
+            output.requests.extend(running[first:index])
+            output.num_scheduled_tokens = scheduled
             step.has_running = True
-            step.token_budget = num_left - (index - first)
+            step.token_budget -= num_added
         return index
 
     def _allocate(self, step: StepBuilder, request: Request, num_new: int) -> bool:

@@ -14,7 +14,7 @@ of it is a prefix hit then. Decisions are vLLM's, step for step; docs/difference
 
 from typing import Final, SupportsIndex
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from kvledger.core.change import ADDING, ENDING, FAILING, FORKING, LOADING, RESETTING, SCHEDULING
@@ -377,20 +377,24 @@ class Scheduler:
     def _fill_rows(self, output: SchedulerOutput) -> None:
         """Fills in what the output says of each request, and counts the step as computed, so that the next one can be
         scheduled before it is back. One pass, because every request that it looks at has to come from memory."""
+        requests = output.requests
         scheduled = output.num_scheduled_tokens
-        computed = vec[i32](capacity=len(output.requests))
-        request_ids = output.request_ids
-        total = 0
-        for row, request in enumerate(output.requests):
+        num_rows: i64 = len(requests)
+        computed = vec[i32]([0] * num_rows)
+        total: i64 = 0
+        row: i64 = 0
+        while row < num_rows:
+            request = requests[row]
             num_computed = request.num_computed_tokens
             num_tokens = i64(scheduled[row])
-            request_ids.append(request.request_id)
-            computed = append(computed, i32(num_computed))
+            computed[row] = i32(num_computed)
+            row += 1
             total += num_computed
             num_computed += num_tokens
             request.num_computed_tokens = num_computed
             request.num_in_flight_tokens += num_tokens
             request.is_prefill_chunk = num_computed < request.num_tokens + request.num_output_placeholders
+        output.request_ids.extend([request.request_id for request in requests])
         output.num_computed_tokens = computed
         output.total_num_computed_tokens = total
         if self.config.max_steps_in_flight > 1:
