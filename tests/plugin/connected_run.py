@@ -16,7 +16,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
     MultiKVConnectorMetadata,
     MultiKVConnectorWorkerMetadata,
@@ -34,14 +34,14 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvledger.integrations.vllm.plugin import ledger_in_place
 from tests.plugin.engine_run import describe_step
-from tests.side_by_side.external_pair import count_external_states
+from tests.side_by_side.external_pair import SchedulerHalf, count_external_states
 from tests.side_by_side.layouts import Layout
 from tests.side_by_side.reference import RequestFactory, write_model_config
 
 MAX_MODEL_LEN = 160
 
 
-class PrefillNode(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class PrefillNode(SchedulerHalf):
     """Another engine that has computed some prompts, as with NixlConnector: it brings states whatever is here.
 
     Which prompts, and how far, is a matter of their tokens, so that every run hears the same.
@@ -78,18 +78,6 @@ class PrefillNode(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         self.calls.append((request.request_id, block_ids, -1, request.status))
         return False, None
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise NotImplementedError
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError
 
 
 class Fetches(KVConnectorMetadata):  # type: ignore[misc]

@@ -74,9 +74,23 @@ class OurSource(ExternalKVSource):
         self.store.our_calls.append((request.request_id, block_ids, num_external_tokens))
 
 
-class TheirConnector(KVConnectorBase_V1, SupportsHMA):
+class SchedulerHalf(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """The scheduler's half of a connector; there is no worker."""
 
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError
+
+
+class TheirConnector(SchedulerHalf):
     def __init__(self, store: Store) -> None:
         self.store = store
 
@@ -101,18 +115,6 @@ class TheirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_external_cache_hit_sources(self, request: TheirRequest, num_external_tokens: int) -> Any:
         return None
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise NotImplementedError
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError
 
 
 @dataclass
