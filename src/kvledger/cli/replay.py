@@ -54,7 +54,14 @@ def replay(options: ReplayOptions) -> "ReplayResult":
     try:
         options.validate()
         engine = replay_engine(options)
-        reader = open_trace(options.trace or sample_path(), options.format, options.trace_block_size, options.skip_bad)
+        reader = open_trace(
+            options.trace or sample_path(),
+            options.format,
+            options.trace_block_size,
+            options.skip_bad,
+            fields=options.fields,
+            tokenizer=options.tokenizer,
+        )
         with closing(reader.lines):
             # What can be wrong is refused first: opening a recording empties it, and a socket waits for a subscriber.
             arrivals = _arrivals(options, reader)
@@ -69,7 +76,7 @@ def replay(options: ReplayOptions) -> "ReplayResult":
     result.model = engine.name
     result.gpu = engine.gpu.name
     result.num_gpus = engine.num_gpus
-    result.notes = engine.notes
+    result.notes = [*engine.notes, *reader.notes]
     result.num_bad_lines = reader.lines.num_bad
     return result
 
@@ -142,15 +149,17 @@ def _write_line(line: str) -> None:
 def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":
     from kvledger.traces.arrivals import ClosedLoopArrivals, LimitedArrivals, RecordedArrivals, SessionArrivals
 
-    sessions = reader.sessions()
     arrivals: Arrivals
-    if sessions is None:
-        if options.closed_loop:
-            raise wrong_value("closed_loop", True, f"the {reader.name} format has no sessions", "leave it out")
+    if options.closed_loop and not reader.has_sessions:
+        raise wrong_value("closed_loop", True, f"the {reader.name} format has no sessions", "leave it out")
+    if reader.has_clock and not options.closed_loop:
         arrivals = RecordedArrivals(reader.requests(), options.speed_up)
     else:
+        if reader.needs_closed_loop and not (options.closed_loop or options.sequential):
+            problem = f"a {reader.name} trace has no times between turns: the next one follows the answer"
+            raise wrong_value("closed_loop", False, problem, "give --closed-loop")
         arrivals_class = ClosedLoopArrivals if options.closed_loop else SessionArrivals
-        arrivals = arrivals_class(sessions, options.session_gap, options.seed, options.speed_up)
+        arrivals = arrivals_class(reader.sessions(), options.session_gap, options.seed, options.speed_up)
     return arrivals if options.limit is None else LimitedArrivals(arrivals, options.limit)
 
 

@@ -45,7 +45,8 @@ class ReplayOptions(PlannedEngineOptions):
     """The fields carry the names of what they set, so that an error about a field names its option."""
 
     trace: Annotated[
-        str | None, Argument(metavar="TRACE", help="Trace file, plain or .gz or .xz. Without one: a bundled sample.")
+        str | None,
+        Argument(metavar="TRACE", help="Trace file, also packed; - for standard input. Without: a sample."),
     ] = None
 
     # Where the engine comes from
@@ -85,11 +86,27 @@ class ReplayOptions(PlannedEngineOptions):
 
     # The trace
     format: Annotated[
-        Literal["mooncake", "agent", "azure"] | None,
-        Option(help="Format of the trace. Default: recognised from its first record.", rich_help_panel=TRACE),
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Format of the trace (docs/traces.md). Default: recognised from its first record.",
+            rich_help_panel=TRACE,
+        ),
     ] = None
     trace_block_size: Annotated[
-        int | None, whole(TRACE, "Tokens that one hash id of a mooncake trace stands for. Default: 512.")
+        int | None, whole(TRACE, "Tokens that one hash id stands for. Default: the format's; 512 for mooncake.")
+    ] = None
+    fields: Annotated[
+        str | None,
+        Option(
+            metavar="MAP",
+            help="Rows of any other kind: timestamp=ts:ms,input_length=n_in,output_length=n_out,...",
+            rich_help_panel=TRACE,
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A tokenizer.json, for traces that are texts.", rich_help_panel=TRACE),
     ] = None
     skip_bad: Annotated[bool, Option("--skip-bad", help="Count broken lines and go on.", rich_help_panel=TRACE)] = False
     limit: Annotated[int | None, whole(TRACE, "Replay the first LIMIT requests only.")] = None

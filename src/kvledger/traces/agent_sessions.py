@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import msgspec
 
 from kvledger.files.decoding import decode, describe
-from kvledger.traces.reader import TraceReader, has_key
+from kvledger.traces.first_record import FirstRecord
+from kvledger.traces.reader import TraceReader
 from kvledger.traces.trace_request import BlockTokens, OutputTokens, PromptTokens, Seconds, TraceRequest, TraceSession
 
 _SUBAGENT_PRIORITY = 1
@@ -45,9 +46,12 @@ class AgentSessionReader(TraceReader):
     mark = 'a JSON object with "requests"'
     block_size = 64
 
+    has_clock = False
+    has_sessions = True
+
     @staticmethod
-    def recognises(first_line: bytes) -> bool:
-        return has_key(first_line, "requests")
+    def recognises(first: FirstRecord) -> bool:
+        return first.has("requests")
 
     def sessions(self) -> Iterator[TraceSession]:
         decoder = msgspec.json.Decoder(_Session)

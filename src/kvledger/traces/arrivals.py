@@ -3,8 +3,8 @@
     recorded    every request at its recorded time; sessions overlap as their starts say
     closed loop a session's next request comes think_time after its last one finished
 
-Sessions are recorded without a common clock, so their starts are drawn: exponential gaps of a given mean, from a seed.
-A speed-up divides every time between arrivals: recorded times, gaps between sessions and think times.
+Sessions that are recorded without a common clock have their starts drawn: exponential gaps of a given mean, from a
+seed. A speed-up divides every time between arrivals: recorded times, gaps between sessions and think times.
 """
 
 import math
@@ -68,9 +68,10 @@ class SessionArrivals(Arrivals):
         self._mean_gap: Final = mean_gap_seconds
         self._random: Final = random.Random(seed)
         self._start: float = 0.0
-        self._next_session: TraceSession | None = next(sessions, None)
+        self._next_session: TraceSession | None = None
         # (arrival, session, position in the session, the request)
         self._heap: list[tuple[float, int, int, TraceRequest]] = []
+        self._read_session()
 
     def next_time(self) -> float:
         self._start_sessions()
@@ -83,9 +84,15 @@ class SessionArrivals(Arrivals):
         """Starts every session that begins no later than the next arrival known so far."""
         while self._next_session is not None and (not self._heap or self._start <= self._heap[0][0]):
             self._begin(self._next_session, self._start)
-            self._next_session = next(self._sessions, None)
-            gap = self._random.expovariate(1.0 / self._mean_gap) if self._mean_gap > 0 else 0.0
-            self._start += gap / self._speed_up
+            if self._next_session.start is None:
+                gap = self._random.expovariate(1.0 / self._mean_gap) if self._mean_gap > 0 else 0.0
+                self._start += gap / self._speed_up
+            self._read_session()
+
+    def _read_session(self) -> None:
+        session = self._next_session = next(self._sessions, None)
+        if session is not None and session.start is not None:
+            self._start = session.start / self._speed_up
 
     def _begin(self, session: TraceSession, start: float) -> None:
         for position, request in enumerate(session.requests):

@@ -4,16 +4,20 @@
 
 timestamp: arrival in milliseconds. hash_ids: one id for every 512 prompt tokens, the last block may be partial; equal
 ids are equal blocks. An optional integer "priority" is kept for the priority policy.
-"""
 
-from collections.abc import Iterator
+vLLM's `bench serve --dataset-name timed_trace` takes the same fields in its own units: seconds, and 16 tokens an id.
+Nothing in a record says which of the two it is, except how many ids it has: what does not have one for every 512 tokens
+is asked for.
+"""
 
 import msgspec
 
-from kvledger.core.units import cdiv
-from kvledger.files.decoding import decode, describe
-from kvledger.traces.reader import TraceReader, has_key
-from kvledger.traces.trace_request import Milliseconds, OutputTokens, Priority, PromptTokens, TraceRequest
+from kvledger.traces.first_record import FirstRecord
+from kvledger.traces.reader import RowReader
+from kvledger.traces.trace_request import Milliseconds, OutputTokens, Priority, PromptTokens, Seconds, TraceRequest
+
+# Fields that only other formats have.
+OTHERS = ("chat_id", "session_id", "schema", "block_size", "prefix_block_hashes", "delay", "delay_ms")
 
 
 class _Record(msgspec.Struct):
@@ -24,43 +28,53 @@ class _Record(msgspec.Struct):
     priority: Priority = 0
 
 
-class MooncakeReader(TraceReader):
+class MooncakeReader(RowReader):
     name = "mooncake"
-    mark = 'a JSON object with "input_length" and "hash_ids"'
+    mark = '"timestamp" in milliseconds, "input_length", "hash_ids" of 512 tokens'
     block_size = 512
+    takes_block_size = True
+    record: type[msgspec.Struct] = _Record
 
     @staticmethod
-    def recognises(first_line: bytes) -> bool:
-        return has_key(first_line, "input_length") or has_key(first_line, "timestamp")
+    def recognises(first: FirstRecord) -> bool:
+        return _is_plain(first)
 
-    def requests(self) -> Iterator[TraceRequest]:
-        lines = self.lines
+    def request(self, record: msgspec.Struct) -> TraceRequest | None:
+        assert isinstance(record, _Record)
+        return self._made(record, record.timestamp / 1000.0)
+
+    def _made(self, record: "_Record | _TimedRecord", seconds: float) -> TraceRequest | None:
         block_size = self.block_size
-        decoder = msgspec.json.Decoder(_Record)
-        latest = 0.0
-        for line in lines:
-            try:
-                record = decode(decoder, line)
-            except msgspec.DecodeError as error:
-                lines.bad(*describe(error))
-                continue
-            num_blocks = cdiv(record.input_length, block_size)
-            if len(record.hash_ids) != num_blocks:
-                lines.bad(
-                    "hash_ids",
-                    f"expected {num_blocks} ids for input_length={record.input_length} in blocks of {block_size} "
-                    f"tokens, got {len(record.hash_ids)}",
-                )
-                continue
-            if record.timestamp < latest:
-                lines.bad("timestamp", f"expected at least {latest:g}, the line before; got {record.timestamp:g}")
-                continue
-            latest = record.timestamp
-            yield TraceRequest(
-                latest / 1000.0,
-                record.input_length,
-                max(1, record.output_length),
-                record.hash_ids,
-                block_size,
-                priority=record.priority,
-            )
+        if not self.ids_fit("hash_ids", len(record.hash_ids), record.input_length, block_size):
+            return None
+        num_output = max(1, record.output_length)
+        return TraceRequest(
+            seconds, record.input_length, num_output, record.hash_ids, block_size, priority=record.priority
+        )
+
+
+class _TimedRecord(msgspec.Struct):
+    timestamp: Seconds
+    input_length: PromptTokens
+    output_length: OutputTokens
+    hash_ids: list[int]
+    priority: Priority = 0
+
+
+class TimedTraceReader(MooncakeReader):
+    name = "timed-trace"
+    mark = '"timestamp" in seconds, "input_length", "hash_ids" of 16 tokens'
+    block_size = 16
+    record = _TimedRecord
+
+    @staticmethod
+    def recognises(first: FirstRecord) -> bool:
+        return _is_plain(first) and not first.fits_blocks_of(MooncakeReader.block_size)
+
+    def request(self, record: msgspec.Struct) -> TraceRequest | None:
+        assert isinstance(record, _TimedRecord)
+        return self._made(record, record.timestamp)
+
+
+def _is_plain(first: FirstRecord) -> bool:
+    return first.has_any("input_length", "hash_ids") and not first.has_any(*OTHERS)

@@ -1,49 +1,146 @@
 """TraceReader: what every trace format has in common. A reader makes requests, or sessions of them, out of lines."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from itertools import count
 from typing import Final
 
 import msgspec
 
-from kvledger.files.decoding import decode
+from kvledger.core.units import cdiv
+from kvledger.files.decoding import decode, describe
+from kvledger.traces.first_record import FirstRecord
 from kvledger.traces.lines import TraceLines
-from kvledger.traces.trace_request import TraceRequest, TraceSession
-
-_ANYTHING: Final[msgspec.json.Decoder[object]] = msgspec.json.Decoder()
+from kvledger.traces.trace_request import MAX_SECONDS, TraceRequest, TraceSession
 
 
 class TraceReader(ABC):
-    """Reads one format. `block_size`: tokens of a trace block; 0 for a format without hash ids."""
+    """Reads one format. `block_size`: tokens that a hash id stands for; 0 for a format without ids.
+
+    A format has a clock (requests() gives all of them in the order of arrival), sessions, or both.
+    """
 
     name: str
     # What recognises the format in its first record, for error messages.
     mark: str
     block_size: int = 0
+    # Whether --trace-block-size can say another one.
+    takes_block_size: bool = False
+    has_clock: bool = True
+    has_sessions: bool = False
+    # Whether nothing is known of the times within a session.
+    needs_closed_loop: bool = False
 
     def __init__(self, lines: TraceLines, block_size: int | None) -> None:
         self.lines: Final = lines
+        # What the user should know of this trace.
+        self.notes: list[str] = []
         if block_size is not None:
             self.block_size = block_size
 
     @staticmethod
     @abstractmethod
-    def recognises(first_line: bytes) -> bool:
-        """Whether this first line is one of this format."""
+    def recognises(first: FirstRecord) -> bool:
+        """Whether this first record can be one of this format. Where another format says so too, the user is asked."""
 
     def requests(self) -> Iterator[TraceRequest]:
-        """All requests in the order of arrival. For formats without sessions."""
+        """All requests in the order of arrival. For formats with a clock."""
         raise NotImplementedError
 
-    def sessions(self) -> Iterator[TraceSession] | None:
-        """All sessions, in the order of the file; None for a format without sessions."""
-        return None
+    def sessions(self) -> Iterator[TraceSession]:
+        """All sessions, those that start first before. For formats with sessions."""
+        raise NotImplementedError
 
 
-def has_key(line: bytes, key: str) -> bool:
-    """Whether the line is a JSON object with that key."""
-    try:
-        record = decode(_ANYTHING, line)
-    except msgspec.DecodeError:
+class RowReader(TraceReader):
+    """One JSON record a line, one request each, in the order of arrival.
+
+    `from_first`: stamps are of a clock on the wall, so the first one is the start.
+    """
+
+    record: type[msgspec.Struct]
+    time_field: str = "timestamp"
+    from_first: bool = False
+
+    def __init__(self, lines: TraceLines, block_size: int | None) -> None:
+        super().__init__(lines, block_size)
+        self._numbers: Final[defaultdict[Hashable, int]] = defaultdict(count(1).__next__)
+
+    @abstractmethod
+    def request(self, record: msgspec.Struct) -> TraceRequest | None:
+        """The request of a record, at its time in seconds. None when it is none, or broken (then self.lines knows)."""
+
+    def requests(self) -> Iterator[TraceRequest]:
+        lines = self.lines
+        decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(self.record)
+        start: float | None = None if self.from_first else 0.0
+        latest = -math.inf
+        for line in lines:
+            try:
+                record = decode(decoder, line)
+            except msgspec.DecodeError as error:
+                lines.bad(*describe(error))
+                continue
+            request = self.request(record)
+            if request is None:
+                continue
+            if start is None:
+                start = request.arrival_time
+            time = request.arrival_time - start
+            if time < latest:
+                lines.bad(self.time_field, falls(latest - time))
+                continue
+            latest = time
+            request.arrival_time = time
+            yield request
+
+    def sessions(self) -> Iterator[TraceSession]:
+        return sessions_of(self.requests())
+
+    def number(self, key: Hashable) -> int:
+        """A number for each key, from 1 on, in the order in which they come."""
+        return self._numbers[key]
+
+    def ids_fit(self, field: str, num_ids: int, num_tokens: int, block_size: int, *, whole_only: bool = False) -> bool:
+        """Whether there is an id for every block of the prompt; reports the line if not. `whole_only`: the last,
+        partial block may go without."""
+        most = cdiv(num_tokens, block_size)
+        if (num_tokens // block_size if whole_only else most) <= num_ids <= most:
+            return True
+        expected = f"{num_tokens // block_size} or {most}" if whole_only and num_tokens % block_size else f"{most}"
+        self.lines.bad(
+            field, f"expected {expected} ids for {num_tokens} tokens in blocks of {block_size} tokens, got {num_ids}"
+        )
         return False
-    return isinstance(record, dict) and key in record
+
+
+def sessions_of(requests: Iterator[TraceRequest]) -> Iterator[TraceSession]:
+    """The sessions of requests with a clock, in memory. A request of session 0 is a session of its own.
+
+    What lies between two arrivals of a session counts as think time, unless the request says what it was (above 0).
+    """
+    sessions: dict[int, TraceSession] = {}
+    for request in requests:
+        session = sessions.get(request.session) if request.session else None
+        if session is None:
+            number = request.session or -1 - len(sessions)
+            session = sessions[number] = TraceSession(number, [], request.arrival_time)
+        assert session.start is not None
+        request.session = session.session
+        request.arrival_time -= session.start
+        if session.requests and request.think_time == 0.0:
+            request.think_time = request.arrival_time - session.requests[-1].arrival_time
+        session.requests.append(request)
+    yield from sessions.values()
+
+
+def falls(seconds: float) -> str:
+    """What is wrong with a time that is so far before the one above it."""
+    return f"{seconds:g} s before the line above; expected times that do not fall"
+
+
+def is_time(seconds: float) -> bool:
+    """Whether it is within what a trace can have. Not a number is not."""
+    return -MAX_SECONDS <= seconds <= MAX_SECONDS

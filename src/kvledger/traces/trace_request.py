@@ -46,7 +46,11 @@ class TraceRequest(msgspec.Struct, gc=False):
 
 
 class TraceSession(msgspec.Struct):
-    """One or more requests in the order in which the closed loop sends them; times count from the session's start."""
+    """One or more requests in the order in which the closed loop sends them; times count from the session's start.
+
+    `start`: of the session in the trace's time, in seconds; None where the trace has no common clock.
+    """
 
     session: int
     requests: list[TraceRequest]
+    start: float | None = None

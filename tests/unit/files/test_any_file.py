@@ -28,7 +28,9 @@ from kvledger.plan.counts import parse_bytes, parse_count, parse_counts, parse_l
 from kvledger.traces.lines import MAX_LINE_BYTES
 from tests.conftest import LONG
 from tests.unit.files.mangle import broken_bytes, mangled, mangled_lines
-from tests.unit.traces.recordings import AZURE_HEADER, agent_request, mooncake, session, write
+from tests.unit.traces.recordings import mooncake, write
+from tests.unit.traces.samples import ASKED_FOR, SAMPLES, TEXTS
+from tests.unit.traces.words import tokenizer_file
 
 SMALL_ENGINE = ["--num-blocks", "30", "--block-size", "16", "--hash", "none", "--json"]
 
@@ -57,34 +59,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Traces
 
-TRACES = {
-    "mooncake": [mooncake(0), mooncake(10), mooncake(20, 1000, 3, [0, 7])],
-    "agent": [
-        session(agent_request(0, 130, [1, 2]), agent_request(5, 200, [1, 2, 3])),
-        session(
-            agent_request(0, 64, [9], think_time=1.0),
-            {"t": 1, "type": "subagent", "requests": [agent_request(0, 70, [4])]},
-        ),
-    ],
-    "azure": [AZURE_HEADER, "2023-11-16 18:17:03.9799600,48,10", "2023-11-16 18:17:04.0,12,1"],
-}  # fmt: skip
 
-
-@pytest.mark.parametrize("name", TRACES)
-@settings(max_examples=40 * LONG)
+@pytest.mark.parametrize("name", SAMPLES)
+@settings(max_examples=12 * LONG)
 @given(data=st.data())
 def test_a_trace(name: str, folder: Path, data: st.DataObject) -> None:
     path = folder / f"{name}.jsonl"
-    path.write_bytes(data.draw(mangled_lines(TRACES[name])))
-    options = data.draw(st.sampled_from([[], ["--skip-bad"], ["--format", name], ["--sequential"]]))
-    require_an_end("replay", str(path), *SMALL_ENGINE, *options)
+    path.write_bytes(data.draw(mangled_lines(SAMPLES[name])))
+    options = data.draw(st.sampled_from([["--skip-bad"], ["--sequential"], ["--closed-loop"], []]))
+    named = ["--format", name] if name in ASKED_FOR or data.draw(st.booleans()) else []
+    texts = ["--tokenizer", str(tokenizer_file(folder))] if name in TEXTS else []
+    require_an_end("replay", str(path), *SMALL_ENGINE, *named, *options, *texts)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 @settings(max_examples=40 * LONG)
 @given(data=st.data())
 def test_a_damaged_archive(suffix: str, folder: Path, data: st.DataObject) -> None:
-    path = write(folder, *TRACES["mooncake"], name=f"trace.jsonl{suffix}")
+    path = write(folder, *SAMPLES["mooncake"], name=f"trace.jsonl{suffix}")
     Path(path).write_bytes(data.draw(broken_bytes(Path(path).read_bytes())))
     require_an_end("replay", path, *SMALL_ENGINE)
 
@@ -114,7 +106,7 @@ def test_a_device_without_end_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pack", [None, gzip.compress])
 def test_a_pipe_is_read_like_a_file(tmp_path: Path, pack: Any) -> None:
-    content = "".join(f"{line}\n" for line in TRACES["mooncake"]).encode()
+    content = "".join(f"{line}\n" for line in SAMPLES["mooncake"]).encode()
     path = tmp_path / ("pipe.gz" if pack else "pipe")
     os.mkfifo(path)
     writer = threading.Thread(target=lambda: path.write_bytes(pack(content) if pack else content))

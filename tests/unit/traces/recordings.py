@@ -55,7 +55,6 @@ def read(path: str, *, skip_bad: bool = False, format_name: str | None = None) -
 
 
 def all_requests(reader: TraceReader) -> list[TraceRequest]:
-    sessions = reader.sessions()
-    if sessions is None:
+    if reader.has_clock:
         return list(reader.requests())
-    return [request for one in sessions for request in one.requests]
+    return [request for one in reader.sessions() for request in one.requests]

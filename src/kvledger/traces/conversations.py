@@ -1,0 +1,241 @@
+"""Readers of conversations as text, which a tokenizer turns into tokens: ShareGPT, WildChat, and OpenAI batch bodies.
+
+    sharegpt      {"id": "a", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    wildchat      {"conversation": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    openai-batch  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+                   "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}}
+
+A request is made for every answer: its prompt is all messages before it, its output as long as the answer. A message is
+rendered as its role, a line end, its text and a line end, whatever the model's own template would make of it. Blocks
+are equal where all tokens up to their ends are; the tokens behind the last whole block are the request's own.
+
+A conversation has no times between its turns, so its next turn follows the answer (--closed-loop). Of an answer that
+comes back in the next prompt nothing is cached here, because the replay makes up its own.
+"""
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvledger.errors import ConfigError, wrong_value
+from kvledger.files.decoding import decode, describe
+from kvledger.traces.clock import iso_seconds
+from kvledger.traces.first_record import FirstRecord
+from kvledger.traces.lines import TraceLines
+from kvledger.traces.reader import TraceReader
+from kvledger.traces.trace_request import MAX_TOKENS, TraceRequest, TraceSession
+
+_BLOCK_SIZE: Final = 16
+# (role, text) of each message.
+Messages = list[tuple[str, str]]
+
+
+class Tokenizer:
+    """Text to token ids. `path`: a tokenizer.json, or a directory with one."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            from tokenizers import Tokenizer as Loaded
+        except ImportError:
+            raise ConfigError("texts need the tokenizers package: pip install 'kvledger[traces]'") from None
+        file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+        try:
+            self._tokenizer: Any = Loaded.from_file(str(file))
+        except Exception as failed:  # the package raises nothing narrower
+            problem = f"no tokenizer can be read from it ({failed})"
+            raise wrong_value("tokenizer", path, problem, "give a tokenizer.json or a directory with one") from None
+
+    def tokens(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+class TextReader(TraceReader):
+    """What the three have in common. `tokenizer` is set by whoever opens the trace."""
+
+    block_size = _BLOCK_SIZE
+    takes_block_size = True
+    has_clock = False
+    has_sessions = True
+    needs_closed_loop = True
+    record: type[msgspec.Struct]
+
+    def __init__(self, lines: TraceLines, block_size: int | None) -> None:
+        super().__init__(lines, block_size)
+        self.tokenizer: Tokenizer | None = None
+        # (block before, its tokens) -> a number of the block and all before it.
+        self._blocks: Final[defaultdict[tuple[int, tuple[int, ...]], int]] = defaultdict(count(1).__next__)
+
+    def sessions(self) -> Iterator[TraceSession]:
+        decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(self.record)
+        number = 0
+        for line in self.lines:
+            try:
+                record = decode(decoder, line)
+            except msgspec.DecodeError as error:
+                self.lines.bad(*describe(error))
+                continue
+            number += 1
+            requests = self.turns(record, number)
+            if requests:
+                yield TraceSession(number, requests, self.start(record))
+
+    @abstractmethod
+    def turns(self, record: msgspec.Struct, number: int) -> list[TraceRequest]:
+        """The requests of a record."""
+
+    def start(self, record: msgspec.Struct) -> float | None:
+        """When the conversation began, in seconds, where it is known."""
+        return None
+
+    def conversation(self, messages: Messages, number: int) -> list[TraceRequest]:
+        """A request for every answer."""
+        requests: list[TraceRequest] = []
+        tokens: list[int] = []
+        for role, text in messages:
+            rendered = self._rendered(role, text)
+            if role == "assistant" and tokens and len(tokens) <= MAX_TOKENS:
+                requests.append(self.prompt(tokens, len(rendered), number))
+            tokens += rendered
+        return requests
+
+    def prompt(self, tokens: list[int], num_output: int, number: int) -> TraceRequest:
+        """One request with that prompt."""
+        size = self.block_size
+        ids: list[int] = []
+        block = 0
+        for end in range(size, len(tokens) + 1, size):
+            block = self._blocks[block, tuple(tokens[end - size : end])]
+            ids.append(block)
+        num_output = min(max(1, num_output), MAX_TOKENS)
+        return TraceRequest(0.0, len(tokens), num_output, ids, size, session=number)
+
+    def _rendered(self, role: str, text: str) -> list[int]:
+        assert self.tokenizer is not None
+        return self.tokenizer.tokens(f"{role}\n{text}\n")
+
+
+class _ShareGptTurn(msgspec.Struct):
+    speaker: str = msgspec.field(name="from")
+    value: str
+
+
+class _ShareGptRecord(msgspec.Struct):
+    conversations: list[_ShareGptTurn]
+
+
+class ShareGptReader(TextReader):
+    name = "sharegpt"
+    mark = '"conversations" of "from" and "value"'
+    record = _ShareGptRecord
+    _ROLES: Final = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")
+
+    @staticmethod
+    def recognises(first: FirstRecord) -> bool:
+        return isinstance(first.record.get("conversations"), list)
+
+    def turns(self, record: msgspec.Struct, number: int) -> list[TraceRequest]:
+        assert isinstance(record, _ShareGptRecord)
+        messages = [(self._ROLES.get(turn.speaker, turn.speaker), turn.value) for turn in record.conversations]
+        return self.conversation(messages, number)
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Part] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text in it; images and the like count for nothing."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join([part.text or "" for part in self.content or []])
+
+
+class _WildChatRecord(msgspec.Struct):
+    conversation: list[_Message]
+    timestamp: str | None = None
+
+
+class WildChatReader(TextReader):
+    name = "wildchat"
+    mark = '"conversation" of "role" and "content"'
+    record = _WildChatRecord
+
+    def __init__(self, lines: TraceLines, block_size: int | None) -> None:
+        super().__init__(lines, block_size)
+        self._first: float | None = None
+        self._latest: float = 0.0
+
+    @staticmethod
+    def recognises(first: FirstRecord) -> bool:
+        return isinstance(first.record.get("conversation"), list)
+
+    def turns(self, record: msgspec.Struct, number: int) -> list[TraceRequest]:
+        assert isinstance(record, _WildChatRecord)
+        return self.conversation([(message.role, message.text) for message in record.conversation], number)
+
+    def start(self, record: msgspec.Struct) -> float | None:
+        assert isinstance(record, _WildChatRecord)
+        seconds = None if record.timestamp is None else iso_seconds(record.timestamp)
+        if seconds is None:
+            return None
+        if self._first is None:
+            self._first = seconds
+        # A file that is not in the order of time is played in its own order.
+        self._latest = max(self._latest, seconds - self._first)
+        return self._latest
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message] | None = None
+    prompt: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class _BatchRecord(msgspec.Struct):
+    body: _Body
+
+
+class OpenAiBatchReader(TextReader):
+    """Rows are requests of their own, and all of them are there at once."""
+
+    name = "openai-batch"
+    needs_closed_loop = False
+    mark = '"body" with "messages" or "prompt"'
+    record = _BatchRecord
+
+    def __init__(self, lines: TraceLines, block_size: int | None) -> None:
+        super().__init__(lines, block_size)
+        self.notes.append("a batch has no times: all requests arrive at once, and answers are max_tokens long")
+
+    @staticmethod
+    def recognises(first: FirstRecord) -> bool:
+        body = first.record.get("body")
+        return isinstance(body, dict) and ("messages" in body or "prompt" in body)
+
+    def turns(self, record: msgspec.Struct, number: int) -> list[TraceRequest]:
+        assert isinstance(record, _BatchRecord)
+        body = record.body
+        if body.messages is not None:
+            tokens = [token for message in body.messages for token in self._rendered(message.role, message.text)]
+        else:
+            assert self.tokenizer is not None
+            tokens = self.tokenizer.tokens(body.prompt or "")
+        if not 0 < len(tokens) <= MAX_TOKENS:
+            self.lines.bad("body", f"expected 1 to {MAX_TOKENS} tokens, got {len(tokens)}")
+            return []
+        return [self.prompt(tokens, body.max_completion_tokens or body.max_tokens or 1, number)]
+
+    def start(self, record: msgspec.Struct) -> float | None:
+        return 0.0
