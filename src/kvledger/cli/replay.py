@@ -62,7 +62,7 @@ def replay(options: ReplayOptions) -> "ReplayResult":
             fields=options.fields,
             tokenizer=options.tokenizer,
         )
-        with closing(reader.lines):
+        with closing(reader):
             # What can be wrong is refused first: opening a recording empties it, and a socket waits for a subscriber.
             arrivals = _arrivals(options, reader)
             with _events(options, engine) as events:
@@ -77,7 +77,7 @@ def replay(options: ReplayOptions) -> "ReplayResult":
     result.gpu = engine.gpu.name
     result.num_gpus = engine.num_gpus
     result.notes = [*engine.notes, *reader.notes]
-    result.num_bad_lines = reader.lines.num_bad
+    result.num_bad_lines = reader.num_bad
     return result
 
 
@@ -175,12 +175,11 @@ def _run_with_progress(
         from rich.console import Console
         from rich.progress import Progress
 
-        lines = reader.lines
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("replay", total=1.0)
 
             def show(num_done: int, num_arrived: int) -> None:
-                read = lines.num_bytes_read / max(1, lines.num_bytes)
+                read = reader.num_bytes_read / max(1, reader.num_bytes)
                 bar.update(task, completed=read * num_done / max(1, num_arrived), description=f"{num_done:,} requests")
 
             return replay.run(show)

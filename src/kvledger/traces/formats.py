@@ -1,5 +1,6 @@
 """The known trace formats, and opening a trace in the right one."""
 
+import os
 from importlib.resources import files
 from typing import Final
 
@@ -18,6 +19,7 @@ from kvledger.traces.litellm import LiteLlmReader
 from kvledger.traces.mooncake import MooncakeReader, TimedTraceReader
 from kvledger.traces.reader import TraceReader
 from kvledger.traces.recording import RecordingReader
+from kvledger.traces.recordings import MergedRecordings
 from kvledger.traces.session_rows import AiperfReader, MooncakeSessionReader
 from kvledger.traces.trace_request import TraceError
 from kvledger.traces.untimed import UntimedReader
@@ -60,13 +62,20 @@ def open_trace(
     tokenizer: str | None = None,
 ) -> TraceReader:
     """A reader over the file. The format is recognised from the first record unless it is named, or `fields` says what
-    the rows' fields are called (see fields.py); where it can be one of several, TraceError asks for its name.
+    the rows' fields are called (see fields.py); where it can be one of several, TraceError asks for its name. A
+    directory is read as recordings that belong together.
 
     `trace_block_size`: tokens that one hash id stands for, where the format itself does not say. `tokenizer`: of a
     format with texts, a tokenizer.json.
     """
     if fields is not None and format_name is not None:
         raise wrong_value("fields", fields, f"format {format_name} is given too", "give one of the two")
+    if os.path.isdir(path):
+        told = (trace_block_size, fields, tokenizer, None if format_name == RecordingReader.name else format_name)
+        if told != (None, None, None, None):
+            problem = "a directory holds recordings, which say their format themselves"
+            raise wrong_value("trace", path, problem, "leave out how it is read, or give one file")
+        return MergedRecordings(path, skip_bad)
     lines = TraceLines(path, skip_bad)
     try:
         if fields is not None:

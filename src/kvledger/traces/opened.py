@@ -7,8 +7,10 @@ JSON array becomes one line an element, and a parquet file one JSON object a row
 import io
 import json
 import lzma
+import re
 import sys
 import zlib
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +25,8 @@ _GZIP: Final = b"\x1f\x8b"
 _XZ: Final = b"\xfd7zXZ\0"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _PARQUET: Final = b"PAR1"
+# Between two elements of an array.
+_BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -132,27 +136,31 @@ class _GivenLines:
 def _array_items(stream: io.BufferedReader) -> Iterator[bytes]:
     """The elements of a JSON array, one after another; of what is broken the rest as it stands, for its reader."""
     decoder = json.JSONDecoder()
-    text = stream.read(_CHUNK_BYTES).decode("utf-8", "replace").lstrip()[1:]
+    # A character may lie across the end of a chunk.
+    characters = getincrementaldecoder("utf-8")("replace")
+    text = characters.decode(stream.read(_CHUNK_BYTES)).lstrip()[1:]
+    start = 0
     while True:
-        text = text.lstrip(" \t\r\n,")
-        if text.startswith("]"):
+        start = _BETWEEN.match(text, start).end()  # type: ignore[union-attr]
+        if text.startswith("]", start):
             return
         try:
-            _, end = decoder.raw_decode(text)
+            _, end = decoder.raw_decode(text, start)
             is_whole = end < len(text)
         except (ValueError, RecursionError):
             end, is_whole = len(text), False
         if not is_whole:
             # Cut off at the end of what is read so far, or broken; a number may go on as well.
+            text, start = text[start:], 0
             more = stream.read(_CHUNK_BYTES) if len(text) <= MAX_LINE_BYTES else b""
             if more:
-                text += more.decode("utf-8", "replace")
+                text += characters.decode(more)
                 continue
             if text:
                 yield text.encode() + b"\n"
             return
-        yield text[:end].encode() + b"\n"
-        text = text[end:]
+        yield text[start:end].encode() + b"\n"
+        start = end
 
 
 def _parquet_rows(path: str, raw: io.BufferedReader) -> Iterator[bytes]:

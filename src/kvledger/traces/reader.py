@@ -40,6 +40,24 @@ class TraceReader(ABC):
         if block_size is not None:
             self.block_size = block_size
 
+    def close(self) -> None:
+        """Closes the file."""
+        self.lines.close()
+
+    @property
+    def num_bad(self) -> int:
+        """Broken lines so far."""
+        return self.lines.num_bad
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file; 0 for what has no size."""
+        return self.lines.num_bytes
+
+    @property
+    def num_bytes_read(self) -> int:
+        return self.lines.num_bytes_read
+
     @staticmethod
     @abstractmethod
     def recognises(first: FirstRecord) -> bool:
@@ -106,14 +124,19 @@ class RowReader(TraceReader):
     def ids_fit(self, field: str, num_ids: int, num_tokens: int, block_size: int, *, whole_only: bool = False) -> bool:
         """Whether there is an id for every block of the prompt; reports the line if not. `whole_only`: the last,
         partial block may go without."""
-        most = cdiv(num_tokens, block_size)
-        if (num_tokens // block_size if whole_only else most) <= num_ids <= most:
-            return True
-        expected = f"{num_tokens // block_size} or {most}" if whole_only and num_tokens % block_size else f"{most}"
-        self.lines.bad(
-            field, f"expected {expected} ids for {num_tokens} tokens in blocks of {block_size} tokens, got {num_ids}"
-        )
-        return False
+        problem = ids_problem(num_ids, num_tokens, block_size, whole_only=whole_only)
+        if problem is not None:
+            self.lines.bad(field, problem)
+        return problem is None
+
+
+def ids_problem(num_ids: int, num_tokens: int, block_size: int, *, whole_only: bool) -> str | None:
+    """What is wrong with so many ids for so many tokens."""
+    most = cdiv(num_tokens, block_size)
+    if (num_tokens // block_size if whole_only else most) <= num_ids <= most:
+        return None
+    expected = f"{num_tokens // block_size} or {most}" if whole_only and num_tokens % block_size else f"{most}"
+    return f"expected {expected} ids for {num_tokens} tokens in blocks of {block_size} tokens, got {num_ids}"
 
 
 def sessions_of(requests: Iterator[TraceRequest]) -> Iterator[TraceSession]:

@@ -132,7 +132,7 @@ def test_a_missing_file_is_an_input_that_failed(capsys: pytest.CaptureFixture[st
 
 # Option, wrong value, what the message says besides both.
 WRONG_VALUES = [
-    ("--format", "csv", "'mooncake', 'agent', 'azure'"),
+    ("--format", "csv", "use one of mooncake, timed-trace"),
     ("--trace-block-size", "0", "give 1 to"),
     ("--limit", "0", "give 1 to"),
     ("--session-gap", "-1", "give 0 or a positive number"),
@@ -201,6 +201,8 @@ WRONG_VALUES = [
     ("--bandwidth", "inf", "not a finite number"),
     ("--step-overhead", "-1", "give 0 or a positive number"),
     ("--log-interval", "-1", "give 0 or a positive number"),
+    ("--fields", "tokens=n", "is no pair of a field"),
+    ("--tokenizer", "nowhere", "a mooncake trace has no texts"),
     ("--events", "events.txt", "end it in .jsonl or .msgpack"),
 ]
 

@@ -145,6 +145,24 @@ OURS = [
     '{"t": 1.5, "in": 32, "out": 1, "ids": [1, 2], "scope": 3, "session": 1, "think": 0.5, "priority": -1}',
     '{"t": 2, "in": 512, "out": 3, "ids": [9], "block": 512, "new_field": 1}',
 ]
+# Rows in the order in which the requests ended: what arrived before 3 s is complete, what arrived later is not.
+OURS_FINISHED = [
+    line(format="kvledger.trace", version=1, block_size=16, start=1000.0, ids="run 7", order="finish"),
+    '{"t": 1, "in": 20, "out": 3, "ids": [1], "session": 2, "first": 1.5, "end": 2.5, "finish": "stop"}',
+    '{"t": 0.5, "in": 40, "out": 90, "ids": [1, 2], "first": 1, "end": 2.75, "hit": 16, "step": 4}',
+    '{"done": 3}',
+    '{"t": 4, "in": 20, "out": 3, "ids": [1], "session": 2, "end": 9}',
+    '{"t": 3.5, "in": 16, "out": 3, "ids": [5], "end": 10}',
+]
+# The same server a minute later, and another one, which numbers for itself.
+OURS_ROTATED = [
+    line(format="kvledger.trace", version=1, block_size=16, start=1060.0, ids="run 7"),
+    '{"t": 0, "in": 16, "out": 1, "ids": [1], "session": 2}',
+]
+OURS_OTHER = [
+    line(format="kvledger.trace", version=1, block_size=32, start=1030.0),
+    '{"t": 1, "in": 32, "out": 1, "ids": [1], "session": 2}',
+]
 MOONCAKE = [mooncake(0), mooncake(10), mooncake(20, 1000, 3, [0, 7])]
 AGENT = [
     session(agent_request(0, 130, [1, 2]), agent_request(5, 200, [1, 2, 3])),
@@ -170,7 +188,7 @@ SAMPLES = {
     "wildchat": WILDCHAT,
     "openai-batch": OPENAI_BATCH,
     "kv-events": KV_EVENTS,
-    "kvledger": OURS,
+    "kvledger": [*OURS_FINISHED, *OURS_ROTATED],
 }
 TEXTS = ("sharegpt", "wildchat", "openai-batch")
 # Formats that cannot be told apart by a record.

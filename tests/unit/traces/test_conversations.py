@@ -7,8 +7,8 @@ import pytest
 from kvledger.errors import ConfigError
 from kvledger.traces.formats import open_trace
 from kvledger.traces.trace_request import TraceSession
-from tests.unit.traces.recordings import write
 from tests.unit.traces import samples
+from tests.unit.traces.recordings import write
 from tests.unit.traces.words import tokenizer_file
 
 

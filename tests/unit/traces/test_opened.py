@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvledger.traces.formats import open_trace
+from kvledger.traces.lines import TraceLines
 from kvledger.traces.opened import GzipStream
 from kvledger.traces.trace_request import TraceError
 from tests.unit.traces.recordings import mooncake
@@ -101,3 +102,13 @@ def test_of_a_cut_archive_everything_comes_that_can_be_unpacked(length: int) -> 
         seen.extend(iter(stream.readline, b""))
     assert seen[:200] == lines[:200]
     assert lines[: len(seen)] == seen
+
+
+def test_a_character_across_two_chunks_of_an_array_stays_whole(tmp_path: Path) -> None:
+    """Chunks have a mebibyte, and a character of two bytes lies at each place in turn."""
+    path = tmp_path / "array.json"
+    for shift in range(2):
+        path.write_text("[" + " " * shift + '"' + "\u00fc" * (1 << 20) + '"]', encoding="utf-8")
+        lines = TraceLines(str(path))
+        assert [line.decode() for line in lines] == ['"' + "\u00fc" * (1 << 20) + '"\n']
+        lines.close()

@@ -8,8 +8,8 @@ from kvledger.errors import ConfigError
 from kvledger.traces.formats import FORMATS, open_trace
 from kvledger.traces.reader import TraceReader
 from kvledger.traces.trace_request import TraceError, TraceRequest, TraceSession
-from tests.unit.traces.recordings import mooncake, write
 from tests.unit.traces import samples
+from tests.unit.traces.recordings import mooncake, write
 
 
 def opened(directory: Path, lines: list[str], format_name: str | None = None, **options: object) -> TraceReader:
