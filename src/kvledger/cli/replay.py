@@ -87,11 +87,14 @@ def _events(options: ReplayOptions, engine: "ReplayEngine") -> "Iterator[LedgerE
     if options.events is None:
         yield None
         return
+    from kvledger.cli.outputs import require_free
     from kvledger.cli.replay_events import CLOSE_S, open_events
     from kvledger.events import EventError
 
     if not engine.enable_caching:
         raise wrong_value("events", options.events, "nothing is cached, so there are none", "leave it out")
+    if "://" not in options.events:
+        require_free("events", options.events, overwrite=options.overwrite)
     events = open_events(options.events, options.hash, engine.layout.config(engine.num_blocks))
     try:
         yield events

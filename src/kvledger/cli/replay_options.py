@@ -28,6 +28,9 @@ _RANGES: Final = {
 # Options that are numbers above 0, and 0 or more.
 _ABOVE_ZERO: Final = ("speed_up", "peak_tflops", "bandwidth")
 _NOT_NEGATIVE: Final = ("session_gap", "step_overhead", "log_interval")
+# Options that a replay in sequence has no use for.
+_NEED_TIME: Final = ("speed_up", "peak_tflops", "bandwidth", "step_overhead", "log_interval")
+_NEED_OTHERS: Final = ("policy", "watermark")
 
 
 def whole(panel: str, help_text: str) -> Any:
@@ -157,10 +160,13 @@ class ReplayOptions(PlannedEngineOptions):
             rich_help_panel=OUTPUT,
         ),
     ] = None
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Files to write may be there already.", rich_help_panel=OUTPUT)
+    ] = False
     remember_evictions: Annotated[
         int,
         whole(OUTPUT, "Evictions remembered to say why prompts missed, 9 to 110 bytes each. 0: do not say."),
-    ] = 1 << 20
+    ] = 1 << 22
     log_interval: Annotated[
         float,
         Option(
@@ -189,5 +195,16 @@ class ReplayOptions(PlannedEngineOptions):
             value = getattr(self, name)
             if not 0.0 <= value < inf:
                 raise wrong_value(name, value, "not a number from 0 on", "give 0 or a positive number")
-        if self.sequential and self.log_interval > 0:
-            raise wrong_value("log_interval", self.log_interval, "no time passes with --sequential", "leave it out")
+        if self.sequential:
+            self._require_what_counts_in_sequence()
+
+    def _require_what_counts_in_sequence(self) -> None:
+        """ConfigError for an option that would change nothing."""
+        for names, reason in (
+            (_NEED_TIME, "no time passes with --sequential"),
+            (_NEED_OTHERS, "nobody competes with --sequential"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if value != getattr(ReplayOptions, name):
+                    raise wrong_value(name, value, reason, "leave it out")

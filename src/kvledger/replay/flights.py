@@ -118,7 +118,7 @@ class FlightBook:
         num_yielded = len(self._ids) - self._num_silent
         if self._late:
             for request_id in self._late.keys() & set(self._ids):
-                self._tally.long_gaps.add(end - self._late.pop(request_id))
+                self._tally.gaps.add(end - self._late.pop(request_id))
                 num_yielded -= 1
         if not self._first:
             return num_yielded
@@ -127,7 +127,7 @@ class FlightBook:
                 self._tally.ttft.add(end - flight.arrival)
                 flight.last_token_time = end
             else:
-                self._tally.long_gaps.add(end - flight.last_token_time)
+                self._tally.gaps.add(end - flight.last_token_time)
         num_yielded -= len(self._first)
         self._first = []
         return num_yielded

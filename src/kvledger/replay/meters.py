@@ -1,10 +1,5 @@
 """Meters: what a replay measures while it runs, kept small and turned into results at the end."""
 
-import math
-from bisect import bisect_left
-from collections.abc import Iterable
-from itertools import accumulate, compress
-from operator import mul
 from typing import Final
 
 from kvledger.core.blocks.block import KVCacheBlock
@@ -12,72 +7,12 @@ from kvledger.core.blocks.block_pool import PoolOccupancy
 from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.lookups import PrefixCacheStats
+from kvledger.metrics.samples import WeightedSamples
 from kvledger.plan.view import kind_words
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.layout import is_sparse
-from kvledger.replay.result import GroupResult, Percentiles, Shares, Timeline, Usage, WaitTime
+from kvledger.replay.result import GroupResult, Shares, Timeline, WaitTime
 from kvledger.scheduler import WaitReason
-
-
-class WeightedSamples:
-    """Values with weights: n tokens that each waited so long, or a usage that lasted so long."""
-
-    def __init__(self, values: Iterable[float] = (), weights: Iterable[float] = ()) -> None:
-        """Starts with these values of these weights."""
-        self._values: list[float] = list(values)
-        self._weights: list[float] = list(weights)
-        # Sums of the weights up to each value, made when the values have been sorted.
-        self._sums: list[float] = []
-
-    def add(self, value: float, weight: float = 1.0) -> None:
-        self._values.append(value)
-        self._weights.append(weight)
-        self._sums = []
-
-    def add_all(self, other: "WeightedSamples") -> None:
-        self._values += other._values
-        self._weights += other._weights
-        self._sums = []
-
-    @property
-    def total_weight(self) -> float:
-        self._sort()
-        return self._sums[-1] if self._sums else 0.0
-
-    def mean(self) -> float:
-        """0.0 without samples, as of every figure here."""
-        total = self.total_weight
-        return math.fsum(map(mul, self._values, self._weights)) / total if total > 0 else 0.0
-
-    def peak(self) -> float:
-        return max(self._values, default=0.0)
-
-    def percentile(self, share: float) -> float:
-        """The smallest value such that at least that share of the weight lies at or below it."""
-        # A hair less, so that the sum of many weights does not miss the mark by its rounding.
-        target = share * self.total_weight * (1.0 - 1e-12)
-        index = bisect_left(self._sums, target)
-        return self._values[index] if index < len(self._values) else self.peak()
-
-    def _sort(self) -> None:
-        """Sorts by value, once after the last sample; values without weight go."""
-        if self._sums or not self._values:
-            return
-        weights = self._weights
-        order = sorted(compress(range(len(weights)), weights), key=self._values.__getitem__)
-        self._values = [self._values[i] for i in order]
-        self._weights = [weights[i] for i in order]
-        self._sums = list(accumulate(self._weights))
-
-    def percentiles(self) -> Percentiles | None:
-        """None without samples."""
-        if self.total_weight <= 0:
-            return None
-        p50, p90, p95, p99 = (self.percentile(share) for share in (0.5, 0.9, 0.95, 0.99))
-        return Percentiles(self.mean(), p50, p90, p95, p99, self.peak())
-
-    def usage(self) -> Usage:
-        return Usage(self.mean(), self.percentile(0.95), self.peak())
 
 
 class TimelineMeter:

@@ -8,8 +8,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from kvledger.metrics.samples import Percentiles
 from kvledger.replay.plot import bars, resample, stacked_bars
-from kvledger.replay.result import GroupResult, Percentiles, ReplayResult
+from kvledger.replay.result import GroupResult, ReplayResult
 from kvledger.replay.tally import REFUSAL_TEXTS
 from kvledger.replay.why_missed import PART_WORDS, MoreBlocks, WhyMissed
 

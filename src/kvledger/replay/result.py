@@ -2,6 +2,7 @@
 
 import msgspec
 
+from kvledger.metrics.samples import Percentiles, Usage
 from kvledger.replay.why_missed import WhyMissed
 
 
@@ -26,25 +27,6 @@ class Shares(msgspec.Struct):
     live: float
     cached: float
     unused: float
-
-
-class Usage(msgspec.Struct):
-    """Share of the usable blocks that requests hold, weighted by simulated time."""
-
-    mean: float
-    p95: float
-    peak: float
-
-
-class Percentiles(msgspec.Struct):
-    """Of seconds of simulated time."""
-
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
 
 
 class Timeline(msgspec.Struct):

@@ -1,6 +1,5 @@
 """Tally: the counts that both modes keep, and the result made of them."""
 
-from array import array
 from collections import Counter
 from collections.abc import Callable
 
@@ -8,9 +7,10 @@ from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.core.units import cdiv
 from kvledger.core.watch.miss_explainer import MissExplainer
+from kvledger.metrics.samples import WeightedSamples
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.meters import EvictionMeter, GroupMeter, TimelineMeter, WaitMeter, WeightedSamples
-from kvledger.replay.result import PrefixCacheResult, ReplayResult, Usage
+from kvledger.replay.meters import EvictionMeter, GroupMeter, TimelineMeter, WaitMeter
+from kvledger.replay.result import PrefixCacheResult, ReplayResult
 from kvledger.replay.why_missed import WhyMissed, why_missed
 
 # Called now and then with the numbers of requests done and arrived.
@@ -51,14 +51,14 @@ class Tally:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_steps = 0
-        # Three numbers a step: its seconds, the usage of the pool during it, the tokens whose gap it was.
-        self._steps = array("d")
+        # Of the pool, for the seconds of each step.
+        self._usage = WeightedSamples()
+        # Seconds between two tokens: most are a step, whose tokens come at once.
+        self.gaps = WeightedSamples()
         self.timeline = TimelineMeter(interval, manager.num_usable_blocks)
         self.group_meter = GroupMeter(config, manager, interval)
         self.ttft = WeightedSamples()
         self.waits = WaitMeter()
-        # Gaps that were longer than a step.
-        self.long_gaps = WeightedSamples()
         self.simulated_seconds = 0.0
 
     def accept(self, num_prompt_tokens: int) -> None:
@@ -70,7 +70,9 @@ class Tally:
 
     def log_step(self, seconds: float, usage: float, num_steady_tokens: int) -> None:
         """A step, of which num_steady_tokens tokens came one step after the token before them."""
-        self._steps.extend((seconds, usage, num_steady_tokens))
+        self._usage.add(usage, seconds)
+        if num_steady_tokens:
+            self.gaps.add(seconds, num_steady_tokens)
 
     @property
     def num_done(self) -> int:
@@ -104,10 +106,10 @@ class Tally:
             num_recomputed_tokens=self.num_recomputed_tokens,
             num_steps=self.num_steps,
             prefix_cache=self._prefix_cache(stats),
-            usage=self._usage(),
+            usage=self._usage.usage(),
             occupancy=self.timeline.shares(),
             ttft_seconds=self.ttft.percentiles(),
-            inter_token_seconds=self._gaps().percentiles(),
+            inter_token_seconds=self.gaps.percentiles(),
             simulated_seconds=self.simulated_seconds,
             wall_seconds=wall_seconds,
             requests_per_wall_second=self.num_finished / wall_seconds,
@@ -129,14 +131,6 @@ class Tally:
         if misses is None or limits is None:
             return None
         return why_missed(misses, limits.max_evicted_blocks, self._hit_step)
-
-    def _usage(self) -> Usage:
-        return WeightedSamples(self._steps[1::3], self._steps[0::3]).usage()
-
-    def _gaps(self) -> WeightedSamples:
-        gaps = WeightedSamples(self._steps[0::3], self._steps[2::3])
-        gaps.add_all(self.long_gaps)
-        return gaps
 
     def _prefix_cache(self, stats: PrefixCacheStats) -> PrefixCacheResult:
         # Hits are whole blocks.

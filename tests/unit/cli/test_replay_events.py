@@ -46,7 +46,7 @@ def test_evictions_are_told_of(tmp_path: Path) -> None:
         removed += [event for event in batch.events if isinstance(event, BlockRemoved)]
     # 3 blocks for 3 different ones: the third prompt takes the free one.
     assert (len(view.blocks), removed) == (3, [])
-    assert replay(tmp_path, "--num-blocks", "3", "--events", path, "--sequential") == 0
+    assert replay(tmp_path, "--num-blocks", "3", "--events", path, "--sequential", "--overwrite") == 0
     batches = [batch for _, batch in read_events(path)]
     kinds = [type(event) for event in batches[-1].events]
     assert kinds == [BlockRemoved, BlockStored]
@@ -61,7 +61,7 @@ def test_evictions_are_told_of(tmp_path: Path) -> None:
         ),
         (
             ("--events", "/nowhere/e.jsonl"),
-            "--events '/nowhere/e.jsonl': cannot be written (No such file or directory)",
+            "--events '/nowhere/e.jsonl': there is no directory /nowhere; make it",
         ),
         (("--events", "e.jsonl", "--hash", "none"), "--hash 'none': events carry the tokens of blocks, and these have"),
         (
@@ -160,3 +160,18 @@ def free_ports() -> int:
             except (OSError, OverflowError):
                 continue
             return port
+
+
+def test_a_file_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("mine")
+    assert replay(tmp_path, "--events", str(path)) == 2
+    assert "is there already; name another file, or give --overwrite" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+    assert replay(tmp_path, "--events", str(path), "--overwrite") == 0
+    assert len(list(read_events(str(path)))) == 2
+
+
+def test_a_file_in_no_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay(tmp_path, "--events", str(tmp_path / "nowhere" / "events.jsonl")) == 2
+    assert "there is no directory" in " ".join(capsys.readouterr().err.split())

@@ -6,8 +6,9 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kvledger.metrics.samples import WeightedSamples
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.meters import EvictionMeter, WeightedSamples
+from kvledger.replay.meters import EvictionMeter
 from kvledger.replay.result import Percentiles, ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulingPolicy

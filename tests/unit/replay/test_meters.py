@@ -1,9 +1,12 @@
 """Percentiles with weights, timelines that stay short, plots."""
 
+import math
+
 import pytest
 
 from kvledger.core.blocks.block_pool import PoolOccupancy
-from kvledger.replay.meters import TimelineMeter, WeightedSamples
+from kvledger.metrics.samples import ACCURACY, EXACT, WeightedSamples
+from kvledger.replay.meters import TimelineMeter
 from kvledger.replay.plot import bars, resample, stacked_bars
 
 
@@ -32,6 +35,22 @@ class TestWeightedSamples:
     def test_nothing_has_no_percentiles_and_no_usage(self) -> None:
         assert samples().percentiles() is None
         assert samples().usage().peak == 0.0
+
+    def test_many_values_take_no_more_memory_and_stay_within_the_accuracy(self) -> None:
+        """Each value from 1 to 3 times as many as are held comes once."""
+        last = 3 * EXACT + 5
+        meter = samples(*[(float(value), 0.25) for value in range(last, 0, -1)])
+        assert meter.num_held < EXACT
+        assert meter.peak() == last
+        assert meter.mean() == pytest.approx((last + 1) / 2)
+        for share in (0.001, 0.5, 0.99):
+            assert meter.percentile(share) == pytest.approx(math.ceil(share * last), rel=ACCURACY)
+        assert meter.percentile(1.0) <= last
+        assert meter.total_weight == pytest.approx(last / 4)
+
+    def test_zeros_are_values(self) -> None:
+        meter = samples(*[(0.0, 1.0)] * EXACT, (7.0, 1.0))
+        assert (meter.percentile(0.5), meter.peak()) == (0.0, 7.0)
 
 
 class TestTimeline:
