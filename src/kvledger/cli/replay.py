@@ -49,19 +49,11 @@ def run(options: ReplayOptions) -> None:
 def replay(options: ReplayOptions) -> "ReplayResult":
     """Runs one replay. typer.BadParameter for options that are wrong, TraceError for a trace that is."""
     from kvledger.cli.replay_engine import replay_engine
-    from kvledger.traces.formats import open_trace, sample_path
 
     try:
         options.validate()
         engine = replay_engine(options)
-        reader = open_trace(
-            options.trace or sample_path(),
-            options.format,
-            options.trace_block_size,
-            options.skip_bad,
-            fields=options.fields,
-            tokenizer=options.tokenizer,
-        )
+        reader = options.open_trace()
         with closing(reader):
             # What can be wrong is refused first: opening a recording empties it, and a socket waits for a subscriber.
             arrivals = _arrivals(options, reader)
@@ -70,7 +62,7 @@ def replay(options: ReplayOptions) -> "ReplayResult":
                 result = _run_with_progress(driver, reader, options.log_interval > 0)
     except ConfigError as error:
         raise typer.BadParameter(in_option_words(str(error))) from error
-    result.trace = options.trace or "bundled sample"
+    result.trace = options.trace_name
     result.format = reader.name
     result.hash = options.hash if engine.enable_caching else "off"
     result.model = engine.name

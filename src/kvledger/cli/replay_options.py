@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, Final, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from kvledger.cli.engine_options import LIMITS, PlannedEngineOptions
-from kvledger.cli.numbers import parse_number, parse_whole
+from kvledger.cli.numbers import parse_number
+from kvledger.cli.trace_source import TRACE, TraceSource, whole
 from kvledger.errors import wrong_value
 
-TRACE: Final = "The trace"
 HOW: Final = "How it is replayed"
 TIME: Final = "The simulated time"
 OUTPUT: Final = "Output"
@@ -33,24 +33,14 @@ _NEED_TIME: Final = ("speed_up", "peak_tflops", "bandwidth", "step_overhead", "l
 _NEED_OTHERS: Final = ("policy", "watermark")
 
 
-def whole(panel: str, help_text: str) -> Any:
-    """An option that is a count."""
-    return Option(parser=parse_whole, metavar="N", help=help_text, rich_help_panel=panel)
-
-
 def number(panel: str, help_text: str) -> Any:
     """An option with decimals."""
     return Option(parser=parse_number, metavar="N", help=help_text, rich_help_panel=panel)
 
 
 @dataclass(frozen=True)
-class ReplayOptions(PlannedEngineOptions):
+class ReplayOptions(PlannedEngineOptions, TraceSource):
     """The fields carry the names of what they set, so that an error about a field names its option."""
-
-    trace: Annotated[
-        str | None,
-        Argument(metavar="TRACE", help="Trace file, also packed; - for standard input. Without: a sample."),
-    ] = None
 
     # Where the engine comes from
     model: Annotated[
@@ -88,30 +78,6 @@ class ReplayOptions(PlannedEngineOptions):
     policy: Annotated[Literal["fcfs", "priority"], Option(help="Who is served first.", rich_help_panel=LIMITS)] = "fcfs"
 
     # The trace
-    format: Annotated[
-        str | None,
-        Option(
-            metavar="NAME",
-            help="Format of the trace (docs/traces.md). Default: recognised from its first record.",
-            rich_help_panel=TRACE,
-        ),
-    ] = None
-    trace_block_size: Annotated[
-        int | None, whole(TRACE, "Tokens that one hash id stands for. Default: the format's; 512 for mooncake.")
-    ] = None
-    fields: Annotated[
-        str | None,
-        Option(
-            metavar="MAP",
-            help="Rows of any other kind: timestamp=ts:ms,input_length=n_in,output_length=n_out,...",
-            rich_help_panel=TRACE,
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        Option(metavar="FILE", help="A tokenizer.json, for traces that are texts.", rich_help_panel=TRACE),
-    ] = None
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Count broken lines and go on.", rich_help_panel=TRACE)] = False
     limit: Annotated[int | None, whole(TRACE, "Replay the first LIMIT requests only.")] = None
 
     # How it is replayed

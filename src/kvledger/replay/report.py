@@ -51,12 +51,17 @@ def print_report(result: ReplayResult, console: Console) -> None:
     if result.ttft_seconds is not None:
         console.print()
         console.print(_latency(result))
-    width = min(_MAX_PLOT_WIDTH, console.width - _LABEL_WIDTH - 1)
-    if width >= 20 and _can_draw(console):
+    width = plot_width(console)
+    if width >= 20 and can_draw(console):
         console.print(_plots(result, width))
 
 
-def _can_draw(console: Console) -> bool:
+def plot_width(console: Console) -> int:
+    """Columns of a plot on it."""
+    return min(_MAX_PLOT_WIDTH, console.width - _LABEL_WIDTH - 1)
+
+
+def can_draw(console: Console) -> bool:
     """Whether the output can take block characters."""
     try:
         "▁█".encode(console.encoding)
@@ -77,7 +82,8 @@ def _heading(result: ReplayResult) -> Text:
     return heading
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+def label_table(title: str, rows: list[tuple[str, str]]) -> Table:
+    """Labels and their values under a title."""
     table = Table(
         title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1, 0, 0)
     )
@@ -98,13 +104,13 @@ def _traffic(result: ReplayResult) -> Table:
         rows.append(("broken lines skipped", f"{result.num_bad_lines:,}"))
     rows.append(("prompt tokens", f"{result.num_prompt_tokens:,}"))
     rows.append(("output tokens", f"{result.num_output_tokens:,}"))
-    return _table("Traffic", rows)
+    return label_table("Traffic", rows)
 
 
 def _prefix_cache(result: ReplayResult) -> Table:
     cache = result.prefix_cache
     if cache.num_query_tokens == 0:
-        return _table("Prefix cache", [("off, or never asked", "")])
+        return label_table("Prefix cache", [("off, or never asked", "")])
     rows = [
         ("hit rate, tokens", _percent(cache.token_hit_rate)),
         ("hit rate, blocks", _percent(cache.block_hit_rate)),
@@ -115,7 +121,7 @@ def _prefix_cache(result: ReplayResult) -> Table:
     if len(result.groups) > 1:
         rows.append(("hits end at multiples of", f"{result.hit_step:,}"))
         rows.append(("prompts too short for that", f"{result.num_short_prompts:,}"))
-    return _table("Prefix cache", rows)
+    return label_table("Prefix cache", rows)
 
 
 def _pool(result: ReplayResult) -> Table:
@@ -127,7 +133,7 @@ def _pool(result: ReplayResult) -> Table:
         ("usage peak", _percent(usage.peak)),
         ("live/cached/unused", f"{shares.live:.1%}/{shares.cached:.1%}/{shares.unused:.1%}"),
     ]
-    return _table("Pool", rows)
+    return label_table("Pool", rows)
 
 
 def _block_sizes(result: ReplayResult) -> str:
@@ -153,7 +159,7 @@ def _keeps(group: GroupResult) -> tuple[str, int, int, int]:
 def groups_held(groups: list[GroupResult]) -> Table:
     """What each group keeps, and the blocks of it that requests hold; of like groups, each."""
     numbers = ("layers", "tokens/block", "block", "mean", "p95", "peak")
-    table = _columns("Groups: blocks held by requests", ("group", "keeps"), numbers)
+    table = columns("Groups: blocks held by requests", ("group", "keeps"), numbers)
     for ids, run in like_groups(groups):
         group = run[0]
         each = " each" if len(run) > 1 else ""
@@ -172,7 +178,7 @@ def groups_held(groups: list[GroupResult]) -> Table:
 def groups_hit(groups: list[GroupResult]) -> Table:
     """Table entries without a block, cached prefixes, and which group limited the hits."""
     numbers = ("null entries", "cached blocks", "hits limited", "tokens lost")
-    table = _columns("Groups: tables and hits", ("group",), numbers)
+    table = columns("Groups: tables and hits", ("group",), numbers)
     for ids, run in like_groups(groups):
         table.add_row(
             ids,
@@ -184,7 +190,7 @@ def groups_hit(groups: list[GroupResult]) -> Table:
     return table
 
 
-def _columns(title: str, left: Sequence[str], numbers: Sequence[str]) -> Table:
+def columns(title: str, left: Sequence[str], numbers: Sequence[str]) -> Table:
     """A table with a title and columns under these headings: words to the left, numbers to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     for heading in left:
@@ -214,14 +220,14 @@ def _run(result: ReplayResult) -> Table:
             ("steps", f"{result.num_steps:,}"),
             ("preemptions", f"{result.num_preemptions:,}"),
             ("tokens recomputed", f"{result.num_recomputed_tokens:,}"),
-            ("simulated time", _duration(result.simulated_seconds)),
+            ("simulated time", duration(result.simulated_seconds)),
         ]
     rows += [
-        ("wall time", _duration(result.wall_seconds)),
+        ("wall time", duration(result.wall_seconds)),
         ("requests per wall second", f"{result.requests_per_wall_second:,.0f}"),
         ("tokens per wall second", f"{result.tokens_per_wall_second:,.0f}"),
     ]
-    return _table("Run", rows)
+    return label_table("Run", rows)
 
 
 def missed_tables(why: WhyMissed) -> Group:
@@ -257,7 +263,7 @@ class _SideBySide:
 
 
 def _parts(why: WhyMissed) -> Table:
-    table = _columns("Why did it miss", ("",), ("prompt tokens", "share"))
+    table = columns("Why did it miss", ("",), ("prompt tokens", "share"))
     for part, words in PART_WORDS.items():
         num_tokens = why.tokens[part]
         if num_tokens == 0:
@@ -272,7 +278,7 @@ def _parts(why: WhyMissed) -> Table:
 
 
 def _larger_pools(why: WhyMissed) -> Table:
-    table = _columns("A larger pool", ("",), ("tokens kept", "hit rate", "of evicted"))
+    table = columns("A larger pool", ("",), ("tokens kept", "hit rate", "of evicted"))
     for point in larger_pools(why):
         share = point.num_tokens / why.tokens["evicted"]
         table.add_row(
@@ -306,7 +312,7 @@ def _waits(result: ReplayResult) -> Table:
 
 
 def _latency(result: ReplayResult) -> Table:
-    table = _columns("Latency, simulated", ("",), ("mean", "p50", "p90", "p95", "p99", "max"))
+    table = columns("Latency, simulated", ("",), ("mean", "p50", "p90", "p95", "p99", "max"))
     for label, figures in (
         ("time to first token", result.ttft_seconds),
         ("between tokens", result.inter_token_seconds),
@@ -320,9 +326,9 @@ def _plots(result: ReplayResult, width: int) -> Group:
     timeline = result.timeline
     parts: list[RenderableType] = []
     if result.mode == "scheduled":
-        end = _duration(result.simulated_seconds)
-        parts += _count_plot("Running requests", timeline.running, width, "cyan", end)
-        parts += _count_plot("Waiting requests", timeline.waiting, width, "yellow", end)
+        end = duration(result.simulated_seconds)
+        parts += count_plot("Running requests", timeline.running, width, "cyan", end)
+        parts += count_plot("Waiting requests", timeline.waiting, width, "yellow", end)
     else:
         end = f"{result.num_requests:,} requests"
     title = Text("\nBlocks of the pool: ", style="bold")
@@ -338,7 +344,7 @@ def _plots(result: ReplayResult, width: int) -> Group:
     return Group(*parts)
 
 
-def _count_plot(title: str, counts: list[int], width: int, colour: str, end: str) -> list[RenderableType]:
+def count_plot(title: str, counts: Sequence[float], width: int, colour: str, end: str) -> list[RenderableType]:
     values = resample([float(count) for count in counts], width)
     top = max(1.0, *values)
     lines = [Text(line, style=colour) for line in bars(values, top, _PLOT_HEIGHT)]
@@ -362,10 +368,10 @@ def _percent(share: float) -> str:
 
 def _durations(figures: Percentiles) -> list[str]:
     values = (figures.mean, figures.p50, figures.p90, figures.p95, figures.p99, figures.max)
-    return [_duration(value) for value in values]
+    return [duration(value) for value in values]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A time in the unit that suits it."""
     if seconds < 1.0:
         return f"{seconds * 1000:.1f} ms"

@@ -32,15 +32,19 @@ from kvledger.traces.trace_request import (
 FORMAT: Final = "kvledger.trace"
 VERSION: Final = 1
 # Numbers of scopes and sessions of files behind the first one that number for themselves.
-_FIRST_OF_OTHERS: Final = 1 << 62
-_Number = Annotated[int, msgspec.Meta(ge=0, lt=_FIRST_OF_OTHERS)]
+FIRST_OF_OTHERS: Final = 1 << 62
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=FIRST_OF_OTHERS)]
 _HEADER_START: Final = b'{"format"'
 _MARK_START: Final = b'{"done"'
 
 
 class Header(msgspec.Struct, omit_defaults=True):
     """The first line. `start`: of the trace's clock, in seconds since the epoch. `ids`: who numbered: files of one name
-    mean the same by equal ids, scopes and sessions. `order`: of the rows; see Mark. `source`: where it is from."""
+    mean the same by equal ids, scopes and sessions. `order`: of the rows; see Mark. `source`: where it is from.
+
+    `clock` "session": times count from each session's start, and a session's rows stand together. `turns` "follow":
+    nothing is known of times within a session, whose next turn follows the answer.
+    """
 
     format: str
     version: int
@@ -48,6 +52,8 @@ class Header(msgspec.Struct, omit_defaults=True):
     start: Seconds | None = None
     ids: str = ""
     order: Literal["arrival", "finish"] = "arrival"
+    clock: Literal["trace", "session"] = "trace"
+    turns: Literal["recorded", "follow"] = "recorded"
     source: str | None = None
 
 
@@ -94,6 +100,8 @@ class RecordingReader(TraceReader):
         lines.allow_cut()
         self.header: Final = self._header(lines.take_first())
         self.block_size = self.header.block_size
+        self.has_clock = self.header.clock == "trace" and self.header.turns == "recorded"
+        self.needs_closed_loop = self.header.turns == "follow"
         # The part that is read, and where its clock and its numbers lie in the trace's.
         self._part: Header = self.header
         self._offset: float = 0.0
@@ -115,10 +123,26 @@ class RecordingReader(TraceReader):
             self.notes.append("the recording is cut at its end, as by a writer that was killed; what is whole is read")
 
     def sessions(self) -> Iterator[TraceSession]:
-        return sessions_of(self.requests())
+        return sessions_of(self.requests()) if self.header.clock == "trace" else self._runs()
+
+    def _runs(self) -> Iterator[TraceSession]:
+        """Sessions without a common clock, whose rows stand together. A row of session 0 is one of its own."""
+        run: list[TraceRequest] = []
+        number = 0
+        for request in self.requests():
+            if run and not (request.session and request.session == run[0].session):
+                yield TraceSession(number, run)
+                run = []
+            if not run:
+                number += 1
+            run.append(request)
+        if run:
+            yield TraceSession(number, run)
 
     def rows(self) -> Iterator[Row]:
         """Whole rows in the order of arrival, with times and numbers of the whole trace."""
+        follows_clock = self.header.clock == "trace"
+        session = 0
         decoder = msgspec.json.Decoder(Row)
         marks = msgspec.json.Decoder(Mark)
         latest = 0.0
@@ -141,6 +165,8 @@ class RecordingReader(TraceReader):
                 self.lines.bad("ids", problem)
                 continue
             self._place(row)
+            if not follows_clock and (row.session != session or row.session == 0):
+                session, latest = row.session, 0.0
             if row.t < latest:
                 self.lines.bad("t", falls(latest - row.t))
             elif self._part.order == "arrival":
@@ -158,12 +184,16 @@ class RecordingReader(TraceReader):
             self.lines.fail(*describe(error))
         if header.format != FORMAT or header.version != VERSION:
             self.lines.fail("version", f"expected {VERSION}, got {header.version}; a newer kvledger may read it")
+        if header.clock == "session" and header.order == "finish":
+            self.lines.fail("order", "expected arrival where the clock is a session's, got finish")
         return header
 
     def _begin_part(self, header: Header) -> None:
         if header.start is None or self.header.start is None:
             self.lines.fail("start", "missing: of files one behind the other each says when its clock started")
-        self._offset = max(0.0, header.start - self.header.start)
+        if (header.clock, header.turns) != (self.header.clock, self.header.turns):
+            self.lines.fail("clock", "expected what the first header says; files of one kind can be put together")
+        self._offset = 0.0 if header.clock == "session" else max(0.0, header.start - self.header.start)
         self._part = header
 
     def _release(self, before: float) -> Iterator[Row]:
@@ -189,7 +219,7 @@ class RecordingReader(TraceReader):
         row.session = self._number(f"session {who}", row.session) if row.session else 0
 
     def _number(self, who: str, number: int) -> int:
-        return self._numbers.setdefault((who, number), _FIRST_OF_OTHERS + len(self._numbers))
+        return self._numbers.setdefault((who, number), FIRST_OF_OTHERS + len(self._numbers))
 
     def _request(self, row: Row) -> TraceRequest:
         session = row.session

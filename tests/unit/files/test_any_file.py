@@ -69,7 +69,12 @@ def test_a_trace(name: str, folder: Path, data: st.DataObject) -> None:
     options = data.draw(st.sampled_from([["--skip-bad"], ["--sequential"], ["--closed-loop"], []]))
     named = ["--format", name] if name in ASKED_FOR or data.draw(st.booleans()) else []
     texts = ["--tokenizer", str(tokenizer_file(folder))] if name in TEXTS else []
-    require_an_end("replay", str(path), *SMALL_ENGINE, *named, *options, *texts)
+    if data.draw(st.booleans()):
+        require_an_end("replay", str(path), *SMALL_ENGINE, *named, *options, *texts)
+    else:
+        require_an_end(
+            "trace", str(path), "--json", *named, *[option for option in options if option == "--skip-bad"], *texts
+        )
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
