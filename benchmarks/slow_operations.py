@@ -22,6 +22,7 @@ HOT = (
     "blocks/block",
     "blocks/block_pool",
     "blocks/prefix_index",
+    "ledger/block_demand",
     "ledger/coordinator",
     "ledger/kv_cache_manager",
     "blocks/new_blocks",
