@@ -68,6 +68,8 @@ def _scheduler_step() -> Question:
     for num_groups in (1, 6):
         cases += [_decoding(name, num_running, num_groups, "", "") for num_running in (256, 1024, 4096)]
         cases.append(_decoding(name, 1024, num_groups, "cold", ", cold caches"))
+        cases.append(_decoding(name, 1024, num_groups, "results", ", a result a request"))
+        cases.append(_decoding(name, 1024, num_groups, "overlap", ", two steps in flight"))
     return Question(name, "a whole decode step: schedule(), and the sampled tokens on their way back", tuple(cases))
 
 

@@ -33,7 +33,9 @@ def make_operation(parts: Parts, case: Case) -> Operation:
 class SchedulerStep(Operation):
     def __init__(self, parts: Parts, case: Case) -> None:
         num_running = case["num_running"]
-        self._serving: Final = parts.serving(blocks_for_decoding(case), num_running, TOKEN_BUDGET, case["num_groups"])
+        self._serving: Final = parts.serving(
+            blocks_for_decoding(case), num_running, TOKEN_BUDGET, case["num_groups"], case["variant"]
+        )
         start_decoding(self._serving, num_running)
 
     def before(self) -> None:

@@ -135,7 +135,11 @@ class Parts:
         """Its blocks alone."""
         raise NotImplementedError
 
-    def serving(self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int = 1) -> Serving:
+    def serving(
+        self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int = 1, variant: str = ""
+    ) -> Serving:
+        """`variant`: "results", where decode() makes a result for each request; "overlap", where it schedules a step
+        and brings back the one before."""
         raise NotImplementedError
 
     def table(self) -> Table:

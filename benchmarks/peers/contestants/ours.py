@@ -23,7 +23,7 @@ from kvledger import (
 )
 from kvledger.cli import main
 from kvledger.core.tables import BlockTable, slot_mapping
-from kvledger.scheduler import Scheduler, SchedulerConfig
+from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 
 REPLAY_ENGINE: Final = ("--num-blocks", "50000", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192")
 
@@ -84,10 +84,13 @@ class OurLedger(DecodingLedger[Request]):
 
 
 class OurServing(Serving):
-    def __init__(self, manager: KVCacheManager, max_num_seqs: int, token_budget: int) -> None:
-        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=token_budget)
+    def __init__(self, manager: KVCacheManager, max_num_seqs: int, token_budget: int, num_steps: int = 1) -> None:
+        config = SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=token_budget, max_steps_in_flight=num_steps
+        )
         self.scheduler: Final = Scheduler(manager, config)
-        self._sampled: list[int] = []
+        self._sampled: Final[list[int]] = []
+        self._in_flight: Final[list[SchedulerOutput]] = []
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
         self.scheduler.add_request(Request(name, prompt, max_tokens=max_tokens))
@@ -99,17 +102,29 @@ class OurServing(Serving):
     def is_busy(self) -> bool:
         return self.scheduler.has_unfinished_requests
 
-    def sampled(self) -> list[int]:
+    def sampled(self) -> Any:
         return self._sampled
 
-    def decode(self, sampled: list[int]) -> None:
-        scheduler = self.scheduler
-        scheduler.update_from_tokens(scheduler.schedule(), sampled)
+    def decode(self, sampled: Any) -> None:
+        steps = self._in_flight
+        steps.append(self.scheduler.schedule())
+        if len(steps) == self.scheduler.config.max_steps_in_flight:
+            self.scheduler.update_from_tokens(steps.pop(0), sampled)
 
     def advance(self) -> None:
         output = self.scheduler.schedule()
         sampled = [-1 if request.is_prefill_chunk else 7 for request in output.requests]
         self.scheduler.update_from_tokens(output, sampled)
+
+
+class ResultsServing(OurServing):
+    """Makes a result for each request, as vLLM does."""
+
+    def sampled(self) -> Any:
+        return [[token] for token in super().sampled()]
+
+    def decode(self, sampled: Any) -> None:
+        self.scheduler.update_from_output(self.scheduler.schedule(), sampled)
 
 
 class OurTable(Table):
@@ -148,8 +163,11 @@ class OurParts(Parts):
     def pool(self, num_blocks: int) -> BlockPool:
         return BlockPool(num_blocks)
 
-    def serving(self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int = 1) -> OurServing:
-        return OurServing(self.manager(num_blocks, num_groups), max_num_seqs, token_budget)
+    def serving(
+        self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int = 1, variant: str = ""
+    ) -> OurServing:
+        kind = ResultsServing if variant == "results" else OurServing
+        return kind(self.manager(num_blocks, num_groups), max_num_seqs, token_budget, 2 if variant == "overlap" else 1)
 
     def table(self) -> OurTable:
         return OurTable()

@@ -18,6 +18,7 @@ from vllm.utils.hashing import get_hash_fn_by_name, sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -129,7 +130,9 @@ class VllmLedger(DecodingLedger[Request]):
 class VllmServing(Serving):
     """vLLM's Scheduler over a model that exists only as a config.json."""
 
-    def __init__(self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int) -> None:
+    def __init__(
+        self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int, overlaps: bool = False
+    ) -> None:
         directory = Path(mkdtemp())
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
         sizes = {
@@ -150,13 +153,14 @@ class VllmServing(Serving):
                 max_num_batched_tokens=token_budget,
                 max_model_len=MAX_MODEL_LEN,
                 is_encoder_decoder=False,
-                async_scheduling=False,
+                async_scheduling=overlaps,
             ),
             cache_config=cache,
             device_config=DeviceConfig("cpu"),
         )
         cache.num_gpu_blocks = num_blocks
-        self.scheduler: Final = Scheduler(
+        kind = AsyncScheduler if overlaps else Scheduler
+        self.scheduler: Final = kind(
             vllm_config=config,
             kv_cache_config=kv_cache_config(num_blocks, num_groups),
             structured_output_manager=StructuredOutputManager(config),
@@ -166,6 +170,8 @@ class VllmServing(Serving):
         )
         self._maker: Final = RequestMaker()
         self._ids: Final[list[str]] = []
+        self._num_steps: Final = 2 if overlaps else 1
+        self._in_flight: Final[list[Any]] = []
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
         self.scheduler.add_request(self._maker.make(name, prompt, max_tokens))
@@ -181,8 +187,10 @@ class VllmServing(Serving):
         return _runner_output(self._ids, [[7] for _ in self._ids])
 
     def decode(self, sampled: ModelRunnerOutput) -> None:
-        scheduler = self.scheduler
-        scheduler.update_from_output(scheduler.schedule(), sampled)
+        steps = self._in_flight
+        steps.append(self.scheduler.schedule())
+        if len(steps) == self._num_steps:
+            self.scheduler.update_from_output(steps.pop(0), sampled)
 
     def advance(self) -> None:
         scheduler = self.scheduler
@@ -240,8 +248,10 @@ class VllmParts(Parts):
     def pool(self, num_blocks: int) -> BlockPool:
         return BlockPool(num_blocks, enable_caching=True, hash_block_size=BLOCK_SIZE)
 
-    def serving(self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int = 1) -> VllmServing:
-        return VllmServing(num_blocks, max_num_seqs, token_budget, num_groups)
+    def serving(
+        self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int = 1, variant: str = ""
+    ) -> VllmServing:
+        return VllmServing(num_blocks, max_num_seqs, token_budget, num_groups, overlaps=variant == "overlap")
 
     def table(self) -> VllmTable:
         return VllmTable()

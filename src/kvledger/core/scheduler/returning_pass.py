@@ -10,7 +10,7 @@ from kvledger.core.change import AT_REST, UPDATING
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
 from kvledger.core.scheduler.sampled_tokens import (
-    is_plainly_due,
+    goes_on,
     require_sound_rows,
     require_sound_token,
     require_sound_tokens,
@@ -30,9 +30,9 @@ class ReturningPass:
         self._fence: Final = state.fence
         self._steps_overlap: Final = state.config.max_steps_in_flight > 1
         self._verifies_drafts: Final = state.config.num_speculative_tokens > 0
-        # What a step fills is indexed when it is scheduled.
-        self._is_plain: Final = not self._steps_overlap and not (
-            state.manager.decisions.caches_verified_drafts and self._verifies_drafts
+        # What a step fills is indexed when it is scheduled, or when its token is back: not when drafts are verified.
+        self._is_plain: Final = not self._verifies_drafts or not (
+            self._steps_overlap or state.manager.decisions.caches_verified_drafts
         )
 
     def take(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
@@ -57,7 +57,7 @@ class ReturningPass:
         self.require_oldest(output)
         self._require_one_a_row(output, len(token_ids))
         end = StepEnd()
-        # Nothing was drafted and nothing is awaited: a token that comes back is only appended.
+        # Nothing was drafted: a token that comes back is only appended.
         if self._is_plain and not output.draft_token_ids:
             rows = self._append_plain(output, token_ids)
             self._close(output)
@@ -74,36 +74,47 @@ class ReturningPass:
 
     def _append_plain(self, output: SchedulerOutput, token_ids: list[int]) -> list[int]:
         """Appends each token whose request simply goes on. Returns the rows of all others, in order: their tokens are
-        sound, and where they end a request they are appended too.
+        sound, and where they end a request or fill a block they are appended too.
 
         One loop for checking and appending, because it is most of what a step's way back costs; so what was appended
         before a wrong token is taken back. RequestError then.
         """
-        num_scheduled = output.num_scheduled_tokens
+        num_scheduled, num_computed = output.num_scheduled_tokens, output.num_computed_tokens
         max_model_len: i64 = self._manager.max_model_len
         rows: list[int] = []
         row: i64 = 0
+        is_due = False
         change = self._state.change
         try:
             change.under_way = UPDATING
             for request in output.requests:
                 token_id = token_ids[row]
-                if is_plainly_due(request) and token_id >= 0:
+                num_new = i64(num_scheduled[row])
+                num_tokens = request.num_tokens
+                is_due = token_id >= 0 and goes_on(request) and i64(num_computed[row]) + num_new >= num_tokens
+                if is_due:
                     request.append_token(token_id)
-                    request.num_in_flight_tokens -= i64(num_scheduled[row])
-                    num_tokens = request.num_tokens
+                    num_tokens += 1
+                    num_in_flight = request.num_in_flight_tokens - num_new
+                    request.num_in_flight_tokens = num_in_flight
+                    num_awaited = request.num_output_placeholders
+                    if num_awaited > 0:
+                        request.num_output_placeholders = num_awaited - 1
                     if (
                         num_tokens >= max_model_len
                         or num_tokens - request.num_prompt_tokens >= request.max_tokens
                         or (request.stop_token_ids and token_id in request.stop_token_ids)
+                        # Steps that overlap have what a block holds indexed when it is certain.
+                        or (num_awaited > 0 and request.num_computed_tokens - num_in_flight > request.quiet_end)
                     ):
                         rows.append(row)
                 else:
                     require_sound_token(output, token_ids, row)
                     rows.append(row)
-                row += 1
+                # At once: between them an interrupt would take back one row too few, or too many.
+                row, is_due = row + 1, False
         except BaseException as error:
-            take_back_plain(output, row)
+            take_back_plain(output, token_ids, row + i64(is_due), self._steps_overlap)
             change.under_way = AT_REST
             if isinstance(error, (RequestError, TypeError)):
                 # It says which row, or the token is none.
@@ -114,12 +125,15 @@ class ReturningPass:
     def _settle_plain(self, output: SchedulerOutput, row: int, token_id: int, end: StepEnd) -> None:
         """The rest of a row that _append_plain returned."""
         request = output.requests[row]
-        if not is_plainly_due(request):
+        if token_id < 0 or not goes_on(request):
             self._settle_one(output, row, token_id, end)
             return
         finish = self._finish_status(request, token_id)
-        if finish is not None:
+        if self._steps_overlap and not self._cache(request, request.num_computed_tokens - request.num_in_flight_tokens):
+            finish = RequestStatus.FINISHED_ERROR
+        elif finish is not None:
             self._state.finish(request, finish)
+        if finish is not None:
             end.finished.append(RequestOutput(request.request_id, [token_id], finish))
 
     def _settle_one(self, output: SchedulerOutput, row: int, token_id: int, end: StepEnd) -> None:

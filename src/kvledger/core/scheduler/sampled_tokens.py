@@ -13,9 +13,9 @@ from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.errors import RequestError
 
 
-def is_plainly_due(request: Request) -> bool:
-    """Whether a request of a step gets a token by it. REQUIRES one step in flight, without drafts."""
-    return request.status is RequestStatus.RUNNING and request.num_stale_tokens == 0 and not request.is_prefill_chunk
+def goes_on(request: Request) -> bool:
+    """Whether what a step brings this request counts: it runs, and was not preempted since."""
+    return request.status is RequestStatus.RUNNING and request.num_stale_tokens == 0
 
 
 def require_sound_rows(output: SchedulerOutput, sampled_token_ids: Sequence[object]) -> None:
@@ -49,17 +49,21 @@ def require_sound_token(output: SchedulerOutput, token_ids: Sequence[object], ro
         raise _no_token(output, field, row, token_id)
 
 
-def take_back_plain(output: SchedulerOutput, num_rows: int) -> None:
-    """Undoes what the first num_rows rows of a step and, in part, the row behind them have brought their requests.
+def take_back_plain(output: SchedulerOutput, token_ids: list[int], num_rows: int, are_awaited: bool) -> None:
+    """Undoes what the first num_rows rows of a step have brought their requests, the last of them perhaps in part.
 
-    REQUIRES one step in flight, without drafts: then the requests that are due had just the tokens that it computed.
+    `are_awaited`: steps overlap, so tokens are counted before they come. REQUIRES the oldest step in flight, without
+    drafts, and sound rows: then a request that got a token had just those that the step computed, and every later step
+    computes one more.
     """
-    for row in range(min(num_rows + 1, len(output.requests))):
+    for row in range(num_rows):
         request = output.requests[row]
-        if is_plainly_due(request):
-            num_scheduled = int(output.num_scheduled_tokens[row])
-            end = int(output.num_computed_tokens[row]) + num_scheduled
-            request.num_in_flight_tokens = num_scheduled
+        if token_ids[row] >= 0 and goes_on(request):
+            start = int(output.num_computed_tokens[row])
+            end = start + int(output.num_scheduled_tokens[row])
+            request.num_in_flight_tokens = request.num_computed_tokens - start
+            if are_awaited:
+                request.num_output_placeholders = 1 + request.num_computed_tokens - end
             request.num_tokens = end
             request.tokens.truncate(end)
 

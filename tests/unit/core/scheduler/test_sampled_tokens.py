@@ -10,7 +10,7 @@ import pytest
 from kvledger import Request
 from kvledger.errors import RequestError
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy
-from tests.helpers import ledger, other
+from tests.helpers import cached_ids, ledger, other
 
 
 def scheduler_of(*lengths: int, budget: int = 100, max_tokens: int = 3, **options: Any) -> Scheduler:
@@ -137,9 +137,23 @@ def test_wrong_calls_leave_no_trace(name: str):
     assert num_refused > 200
 
 
-def _random_life(seed: int, options: dict[str, Any], disturbed: bool) -> tuple[list[object], int]:
+@pytest.mark.parametrize("decisions", ["0.33", "0.32"])
+@pytest.mark.parametrize("name", ["plain", "overlapping", "priority"])
+def test_one_token_a_row_is_the_same_as_a_list_a_row(name: str, decisions: str):
+    """The same random life twice, with tokens brought back in either form: states, tables and cached blocks are equal
+    after every step."""
+    for seed in range(25):
+        flat, _ = _random_life(seed, CONFIGS[name], False, share_flat=1.0, decisions=decisions)
+        listed, _ = _random_life(seed, CONFIGS[name], False, share_flat=0.0, decisions=decisions)
+        assert flat == listed
+
+
+def _random_life(
+    seed: int, options: dict[str, Any], disturbed: bool, share_flat: float = 0.5, decisions: str = "0.33"
+) -> tuple[list[object], int]:
     random, mischief = Random(seed), Random(seed)
-    scheduler = Scheduler(ledger(usable=14), SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, **options))
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, **options)
+    scheduler = Scheduler(ledger(usable=14, decisions=decisions), config)
     steps: list[SchedulerOutput] = []
     log: list[object] = []
     num_refused = 0
@@ -153,7 +167,7 @@ def _random_life(seed: int, options: dict[str, Any], disturbed: bool) -> tuple[l
                 priority=random.randrange(3),
             )
             scheduler.add_request(request)
-        if len(steps) < scheduler.config.max_steps_in_flight:
+        if not steps or (len(steps) < scheduler.config.max_steps_in_flight and random.random() < 0.7):
             steps.append(scheduler.schedule())
             log.append((steps[-1].ranges_by_request(), steps[-1].new_block_ids_by_request()))
             if random.random() < 0.7:
@@ -162,13 +176,14 @@ def _random_life(seed: int, options: dict[str, Any], disturbed: bool) -> tuple[l
         rows = [_sample(random, output, row) for row in range(len(output.requests))]
         if disturbed:
             num_refused += _disturb(mischief, scheduler, output, rows)
-        if output.draft_token_ids or random.random() < 0.5:
-            gained = [(each.request_id, each.new_token_ids) for each in scheduler.update_from_output(output, rows)]
+        if output.draft_token_ids or random.random() >= share_flat:
+            gained = scheduler.update_from_output(output, rows)
+            finished = [each for each in gained if each.finish is not None]
         else:
-            end = scheduler.update_from_tokens(output, [row[0] if row else -1 for row in rows])
-            gained = [(each.request_id, each.new_token_ids) for each in end.finished]
-        log.append(gained)
+            finished = scheduler.update_from_tokens(output, [row[0] if row else -1 for row in rows]).finished
+        log.append([(each.request_id, each.new_token_ids, each.finish) for each in finished])
         log.append(state_of(scheduler))
+        log.append(cached_ids(scheduler.manager))
         if scheduler.config.num_speculative_tokens and scheduler.config.max_steps_in_flight == 1:
             for request in scheduler.running_requests():
                 scheduler.update_draft_tokens(request.request_id, [5, 6])
