@@ -4,7 +4,6 @@ Everything about typer is here and in replay_options.py. What is heavy to import
 --help is quick.
 """
 
-import gc
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,12 +16,11 @@ from kvledger.cli.replay_options import ReplayOptions
 from kvledger.errors import ConfigError, wrong_value
 
 if TYPE_CHECKING:
-    from kvledger.cli.replay_engine import ReplayEngine
     from kvledger.events import LedgerEvents
+    from kvledger.replay.engine import ReplayEngine
+    from kvledger.replay.records import ReplayListener
     from kvledger.replay.result import ReplayResult
-    from kvledger.replay.scheduled import ScheduledReplay
-    from kvledger.replay.sequential import SequentialReplay
-    from kvledger.traces.arrivals import Arrivals
+    from kvledger.replay.tally import Progress
     from kvledger.traces.reader import TraceReader
 
 
@@ -48,29 +46,51 @@ def run(options: ReplayOptions) -> None:
 
 def replay(options: ReplayOptions) -> "ReplayResult":
     """Runs one replay. typer.BadParameter for options that are wrong, TraceError for a trace that is."""
-    from kvledger.cli.replay_engine import replay_engine
+    from kvledger.replay.engine import replay_engine
+    from kvledger.replay.run import arrivals_of, replay_trace
 
     try:
         options.validate()
-        engine = replay_engine(options)
+        how = options.how()
+        engine = replay_engine(options.engine_choice())
         reader = options.open_trace()
         with closing(reader):
             # What can be wrong is refused first: opening a recording empties it, and a socket waits for a subscriber.
-            arrivals = _arrivals(options, reader)
-            with _events(options, engine) as events:
-                driver = _make_replay(options, engine, arrivals, events)
-                result = _run_with_progress(driver, reader, options.log_interval > 0)
+            arrivals = arrivals_of(reader, how)
+            with (
+                _events(options, engine) as events,
+                _listeners(options) as listeners,
+                _progress(options, reader) as show,
+            ):
+                result = replay_trace(
+                    reader,
+                    engine,
+                    how,
+                    arrivals=arrivals,
+                    events=events,
+                    listeners=listeners,
+                    progress=show,
+                    write_log=_write_line,
+                )
     except ConfigError as error:
         raise typer.BadParameter(in_option_words(str(error))) from error
     result.trace = options.trace_name
-    result.format = reader.name
-    result.hash = options.hash if engine.enable_caching else "off"
-    result.model = engine.name
-    result.gpu = engine.gpu.name
-    result.num_gpus = engine.num_gpus
-    result.notes = [*engine.notes, *reader.notes]
-    result.num_bad_lines = reader.num_bad
     return result
+
+
+@contextmanager
+def _listeners(options: ReplayOptions) -> "Iterator[list[ReplayListener]]":
+    """The files that are written while it runs, closed in the end."""
+    from kvledger.cli.outputs import require_free
+
+    if options.requests is None:
+        yield []
+        return
+    from kvledger.replay.request_log import RequestLog
+
+    require_free("requests", options.requests, overwrite=options.overwrite)
+    with closing(RequestLog(options.requests)) as log:
+        yield [log]
 
 
 @contextmanager
@@ -97,89 +117,27 @@ def _events(options: ReplayOptions, engine: "ReplayEngine") -> "Iterator[LedgerE
     events.close(CLOSE_S)
 
 
-def _make_replay(
-    options: ReplayOptions, engine: "ReplayEngine", arrivals: "Arrivals", events: "LedgerEvents | None"
-) -> "ScheduledReplay | SequentialReplay":
-    from kvledger.core.watch.prompt_split import MissConfig
-    from kvledger.replay.config import ReplayConfig
-    from kvledger.replay.log import ReplayLog
-    from kvledger.replay.scheduled import ScheduledReplay
-    from kvledger.replay.sequential import SequentialReplay
-    from kvledger.replay.step_time import StepTimeModel
-    from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
-    from kvledger.traces.prompts import make_prompt_maker
-
-    scheduler = SchedulerConfig(
-        engine.max_num_seqs,
-        engine.max_num_batched_tokens,
-        SchedulingPolicy(options.policy),
-        num_lookahead_tokens=engine.num_lookahead,
-    )
-    config = ReplayConfig(
-        num_blocks=engine.num_blocks,
-        layout=engine.layout,
-        max_model_len=engine.max_model_len,
-        enable_caching=engine.enable_caching,
-        watermark=options.watermark,
-        check=options.check,
-        scheduler=scheduler,
-        events=events,
-        decisions=engine.vllm_version,
-        explain_misses=MissConfig(max_evicted_blocks=options.remember_evictions)
-        if options.remember_evictions
-        else None,
-    )
-    maker = make_prompt_maker(options.hash, config.hash_block_size)
-    if options.sequential:
-        return SequentialReplay(arrivals, maker, config)
-    step_time = StepTimeModel(engine.work, engine.gpu, engine.num_gpus, options.step_overhead / 1000.0)
-    log = ReplayLog(options.log_interval, _write_line) if options.log_interval > 0 else None
-    return ScheduledReplay(arrivals, maker, config, step_time, log)
-
-
 def _write_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _arrivals(options: ReplayOptions, reader: "TraceReader") -> "Arrivals":
-    from kvledger.traces.arrivals import ClosedLoopArrivals, LimitedArrivals, RecordedArrivals, SessionArrivals
-
-    arrivals: Arrivals
-    if options.closed_loop and not reader.has_sessions:
-        raise wrong_value("closed_loop", True, f"the {reader.name} format has no sessions", "leave it out")
-    if reader.has_clock and not options.closed_loop:
-        arrivals = RecordedArrivals(reader.requests(), options.speed_up)
-    else:
-        if reader.needs_closed_loop and not (options.closed_loop or options.sequential):
-            problem = f"a {reader.name} trace has no times between turns: the next one follows the answer"
-            raise wrong_value("closed_loop", False, problem, "give --closed-loop")
-        arrivals_class = ClosedLoopArrivals if options.closed_loop else SessionArrivals
-        arrivals = arrivals_class(reader.sessions(), options.session_gap, options.seed, options.speed_up)
-    return arrivals if options.limit is None else LimitedArrivals(arrivals, options.limit)
-
-
-def _run_with_progress(
-    replay: "ScheduledReplay | SequentialReplay", reader: "TraceReader", has_log: bool
-) -> "ReplayResult":
+@contextmanager
+def _progress(options: ReplayOptions, reader: "TraceReader") -> "Iterator[Progress | None]":
     """A bar on a terminal, unless log lines are printed there."""
-    # The pool is up to millions of objects that live to the end: no collection needs to walk over them.
-    gc.freeze()
-    try:
-        if not sys.stderr.isatty() or has_log:
-            return replay.run(lambda num_done, num_arrived: None)
-        from rich.console import Console
-        from rich.progress import Progress
+    if not sys.stderr.isatty() or options.log_interval > 0:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("replay", total=1.0)
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replay", total=1.0)
 
-            def show(num_done: int, num_arrived: int) -> None:
-                read = reader.num_bytes_read / max(1, reader.num_bytes)
-                bar.update(task, completed=read * num_done / max(1, num_arrived), description=f"{num_done:,} requests")
+        def show(num_done: int, num_arrived: int) -> None:
+            read = reader.num_bytes_read / max(1, reader.num_bytes)
+            bar.update(task, completed=read * num_done / max(1, num_arrived), description=f"{num_done:,} requests")
 
-            return replay.run(show)
-    finally:
-        gc.unfreeze()
+        yield show
 
 
 def _print(result: "ReplayResult", as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from typer import Option
 
@@ -10,6 +10,10 @@ from kvledger.cli.engine_options import LIMITS, PlannedEngineOptions
 from kvledger.cli.numbers import parse_number
 from kvledger.cli.trace_source import TRACE, TraceSource, whole
 from kvledger.errors import wrong_value
+
+if TYPE_CHECKING:
+    from kvledger.replay.engine import EngineChoice
+    from kvledger.replay.run import ReplayHow
 
 HOW: Final = "How it is replayed"
 TIME: Final = "The simulated time"
@@ -29,7 +33,7 @@ _RANGES: Final = {
 _ABOVE_ZERO: Final = ("speed_up", "peak_tflops", "bandwidth")
 _NOT_NEGATIVE: Final = ("session_gap", "step_overhead", "log_interval")
 # Options that a replay in sequence has no use for.
-_NEED_TIME: Final = ("speed_up", "peak_tflops", "bandwidth", "step_overhead", "log_interval")
+_NEED_TIME: Final = ("speed_up", "peak_tflops", "bandwidth", "step_overhead", "log_interval", "slo")
 _NEED_OTHERS: Final = ("policy", "watermark")
 
 
@@ -126,6 +130,18 @@ class ReplayOptions(PlannedEngineOptions, TraceSource):
             rich_help_panel=OUTPUT,
         ),
     ] = None
+    requests: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A row for every request into a .csv or .parquet file.", rich_help_panel=OUTPUT),
+    ] = None
+    slo: Annotated[
+        str | None,
+        Option(
+            metavar="LIMITS",
+            help="Count requests that keep these latencies (goodput): ttft=500ms,itl=50ms,e2e=30s.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
     overwrite: Annotated[
         bool, Option("--overwrite", help="Files to write may be there already.", rich_help_panel=OUTPUT)
     ] = False
@@ -163,6 +179,30 @@ class ReplayOptions(PlannedEngineOptions, TraceSource):
                 raise wrong_value(name, value, "not a number from 0 on", "give 0 or a positive number")
         if self.sequential:
             self._require_what_counts_in_sequence()
+
+    def engine_choice(self) -> "EngineChoice":
+        """The engine that the options describe. ConfigError for values that no engine takes."""
+        from kvledger.replay.engine import EngineChoice
+
+        return EngineChoice(
+            self.asked(self.model),
+            self.plan,
+            self.layout,
+            self.drafts,
+            self.retention_interval,
+            self.bandwidth,
+            self.peak_tflops,
+            {name: getattr(self, name) for name in self.given()},
+        )
+
+    def how(self) -> "ReplayHow":
+        from dataclasses import fields
+
+        from kvledger.replay.run import ReplayHow
+        from kvledger.replay.slo import parse_slo
+
+        same = {field.name: getattr(self, field.name) for field in fields(ReplayHow) if field.name != "slo"}
+        return ReplayHow(**same, slo=None if self.slo is None else parse_slo(self.slo))
 
     def _require_what_counts_in_sequence(self) -> None:
         """ConfigError for an option that would change nothing."""

@@ -11,6 +11,7 @@ from kvledger.core.ledger.ledger_rules import LedgerRules
 from kvledger.core.watch.prompt_split import MissConfig
 from kvledger.errors import wrong_value
 from kvledger.replay.layout import NO_LIMIT, KVLayout
+from kvledger.replay.slo import Slo
 from kvledger.scheduler import SchedulerConfig
 from kvledger.traces.prompts import PromptMaker
 
@@ -24,6 +25,7 @@ class ReplayConfig:
 
     `check` proves the invariants of every layer after each step. `events`: told of what happens to the cache, and of
     the end of each step. `explain_misses`: what may be remembered to say why prompts missed; None: nothing.
+    `slo`: latencies that are promised.
     """
 
     num_blocks: int
@@ -36,6 +38,7 @@ class ReplayConfig:
     events: "LedgerEvents | None" = None
     explain_misses: MissConfig | None = None
     decisions: str = LATEST_RELEASE
+    slo: Slo | None = None
 
     def __post_init__(self) -> None:
         if self.max_model_len is not None and self.max_model_len < 2:

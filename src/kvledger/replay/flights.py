@@ -12,9 +12,11 @@ by name: a preempted request remembers when its last token came, and `_late` kno
 passed over (as one does that preempts the request it is at: it schedules nobody behind that one).
 """
 
+import math
 from typing import Final
 
 from kvledger.core.requests.request import Request
+from kvledger.replay.records import RequestRecord
 from kvledger.replay.step_time import LocalReach, num_pairs
 from kvledger.replay.tally import Tally
 from kvledger.scheduler import Scheduler, SchedulerOutput
@@ -28,11 +30,24 @@ _NOTHING: Final = -1
 class Flight:
     """One request from its arrival to its end."""
 
-    __slots__ = ("arrival", "last_token_time", "num_computed", "recorded", "request", "token")
+    __slots__ = (
+        "admitted",
+        "arrival",
+        "away",
+        "first_token",
+        "last_token_time",
+        "num_computed",
+        "num_hit",
+        "recorded",
+        "request",
+        "serial",
+        "token",
+    )
 
     def __init__(self, recorded: TraceRequest, request: Request, serial: int, arrival: float) -> None:
         self.recorded: Final = recorded
         self.request: Final = request
+        self.serial: Final = serial
         self.arrival: Final = arrival
         # What it samples in every step.
         self.token: Final = output_token(serial)
@@ -40,6 +55,30 @@ class Flight:
         self.num_computed: int = 0
         # None before its first token; kept up to date only when the request is preempted.
         self.last_token_time: float | None = None
+        # When it was admitted first, and what was found cached of its prompt; when its first token came.
+        self.admitted: float | None = None
+        self.num_hit: int = 0
+        self.first_token: float | None = None
+        # From when to when it was preempted, each time; without an end while it is.
+        self.away: list[tuple[float, float]] = []
+
+    def record(self, outcome: str, end: float) -> RequestRecord:
+        """What became of it."""
+        recorded = self.recorded
+        return RequestRecord(
+            self.serial,
+            recorded.session,
+            recorded.priority,
+            self.arrival,
+            end,
+            recorded.num_prompt_tokens,
+            self.request.num_output_tokens,
+            outcome,
+            self.admitted,
+            self.first_token,
+            self.num_hit,
+            [(start, min(back, end)) for start, back in self.away],
+        )
 
 
 class FlightBook:
@@ -125,7 +164,7 @@ class FlightBook:
         for flight in self._first:
             if flight.last_token_time is None:
                 self._tally.ttft.add(end - flight.arrival)
-                flight.last_token_time = end
+                flight.last_token_time = flight.first_token = end
             else:
                 self._tally.gaps.add(end - flight.last_token_time)
         num_yielded -= len(self._first)
@@ -139,6 +178,10 @@ class FlightBook:
     def _start(self, request_id: str, num_hit: int) -> None:
         flight = self._flights[request_id]
         flight.num_computed = num_hit
+        if flight.admitted is None:
+            flight.admitted, flight.num_hit = self._previous_end, num_hit
+        elif flight.away:
+            flight.away[-1] = (flight.away[-1][0], self._previous_end)
         self._prefilling[request_id] = flight
         self._samples[request_id] = _NOTHING
 
@@ -147,6 +190,7 @@ class FlightBook:
         if flight is None:
             return
         self._is_stale = True
+        flight.away.append((self._previous_end, math.inf))
         if self._prefilling.pop(request_id, None) is None:
             flight.last_token_time = self._late.pop(request_id, self._previous_end)
 

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from kvledger.metrics.samples import Percentiles
 from kvledger.replay.plot import bars, resample, stacked_bars
-from kvledger.replay.result import GroupResult, ReplayResult
+from kvledger.replay.result import GroupResult, ReplayResult, Throughput
+from kvledger.replay.slo import Goodput
 from kvledger.replay.tally import REFUSAL_TEXTS
 from kvledger.replay.why_missed import PART_WORDS, MoreBlocks, WhyMissed
 
@@ -51,6 +52,12 @@ def print_report(result: ReplayResult, console: Console) -> None:
     if result.ttft_seconds is not None:
         console.print()
         console.print(_latency(result))
+    if result.throughput is not None:
+        console.print()
+        tables = [_rates(result.throughput)]
+        if result.goodput is not None:
+            tables.append(_good(result.goodput))
+        console.print(_SideBySide(tables))
     width = plot_width(console)
     if width >= 20 and can_draw(console):
         console.print(_plots(result, width))
@@ -316,10 +323,37 @@ def _latency(result: ReplayResult) -> Table:
     for label, figures in (
         ("time to first token", result.ttft_seconds),
         ("between tokens", result.inter_token_seconds),
+        ("from arrival to end", result.e2e_seconds),
     ):
         if figures is not None:
             table.add_row(label, *_durations(figures))
     return table
+
+
+def _rates(throughput: Throughput) -> Table:
+    return label_table(
+        "Throughput, simulated",
+        [
+            ("requests a second", f"{throughput.requests_per_second:,.2f}"),
+            ("prompt tokens a second", f"{throughput.prompt_tokens_per_second:,.0f}"),
+            ("output tokens a second", f"{throughput.output_tokens_per_second:,.0f}"),
+        ],
+    )
+
+
+_LIMIT_WORDS = {"ttft": "first token within", "itl": "between tokens at most", "e2e": "done within"}
+
+
+def _good(goodput: Goodput) -> Table:
+    rows = [
+        ("requests within the limits", f"{goodput.num_good:,}"),
+        ("  of all", f"{goodput.share:.2%}"),
+        ("  a second", f"{goodput.requests_per_second:,.2f}"),
+    ]
+    for name, number in goodput.missed.items():
+        limit = duration(getattr(goodput.limits, name))
+        rows.append((f"{_LIMIT_WORDS[name]} {limit}: missed by", f"{number:,}"))
+    return label_table("Goodput", rows)
 
 
 def _plots(result: ReplayResult, width: int) -> Group:

@@ -3,6 +3,7 @@
 import msgspec
 
 from kvledger.metrics.samples import Percentiles, Usage
+from kvledger.replay.slo import Goodput
 from kvledger.replay.why_missed import WhyMissed
 
 
@@ -69,8 +70,17 @@ class WaitTime(msgspec.Struct):
     request_steps: int
 
 
+class Throughput(msgspec.Struct):
+    """A simulated second: requests that finished, prompt tokens that were served (hits included), tokens generated."""
+
+    requests_per_second: float
+    prompt_tokens_per_second: float
+    output_tokens_per_second: float
+
+
 class ReplayResult(msgspec.Struct):
-    """`latency` fields are None in sequential mode, where no time passes; `why_missed` when it was not asked for."""
+    """Latencies and throughput are None in sequential mode, where no time passes; `why_missed` and `goodput` when they
+    were not asked for."""
 
     mode: str
     num_blocks: int
@@ -91,6 +101,9 @@ class ReplayResult(msgspec.Struct):
     occupancy: Shares
     ttft_seconds: Percentiles | None
     inter_token_seconds: Percentiles | None
+    e2e_seconds: Percentiles | None
+    throughput: Throughput | None
+    goodput: Goodput | None
     simulated_seconds: float
     wall_seconds: float
     requests_per_wall_second: float

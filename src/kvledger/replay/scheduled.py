@@ -9,6 +9,7 @@ requests in order, this changes no decision. Under the priority policy everythin
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Final
 
@@ -17,9 +18,10 @@ from kvledger.replay.config import ReplayConfig
 from kvledger.replay.flights import Flight, FlightBook
 from kvledger.replay.log import ReplayLog
 from kvledger.replay.meters import EvictionMeter
+from kvledger.replay.records import CUT_SHORT, FINISHED, ReplayListener, RequestRecord, StepRecord
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.step_time import StepTimeModel
-from kvledger.replay.tally import OUTGREW_POOL, Progress, Tally
+from kvledger.replay.tally import OUTGREW_POOL, Progress, Tally, refused
 from kvledger.scheduler import RequestAccounting, RequestOutput, Scheduler, SchedulerOutput, SchedulingPolicy
 from kvledger.traces.arrivals import Arrivals
 from kvledger.traces.prompts import PromptMaker
@@ -39,6 +41,7 @@ class ScheduledReplay:
         config: ReplayConfig,
         step_time: StepTimeModel,
         log: ReplayLog | None = None,
+        listeners: Sequence[ReplayListener] = (),
     ) -> None:
         evictions = EvictionMeter()
         manager = config.make_manager(maker, evictions)
@@ -59,6 +62,8 @@ class ScheduledReplay:
         self._next_arrival: float = arrivals.next_time()
         self._now: float = 0.0
         self._log: Final = log
+        self._listeners: Final = [self._tally, *listeners]
+        self._step_listeners: Final = [listener for listener in listeners if listener.hears_steps]
         if log is not None:
             log.open(self._scheduler, lambda: self._now)
 
@@ -101,7 +106,7 @@ class ScheduledReplay:
         if output.errors:
             self._drop_outgrown(output)
         book.open_step(output)
-        seconds = 0.0
+        started, seconds = self._now, 0.0
         if book.num_tokens > 0:
             seconds = self._step_time.seconds(
                 book.num_tokens, book.num_context, book.num_pairs, book.num_scheduled, book.local
@@ -116,6 +121,8 @@ class ScheduledReplay:
         if self._log is not None:
             self._log.step(book, len(self._backlog))
         self._note_timeline(scheduler.num_running)
+        if self._step_listeners:
+            self._tell_of_step(output, started, seconds)
         self._take_finished(scheduler.update_from_tokens(output, book.sampled).finished)
         if self._events is not None:
             self._events.end_step(self._now)
@@ -137,33 +144,48 @@ class ScheduledReplay:
             tally.num_requests += 1
             refusal = tally.refusal(recorded.num_prompt_tokens)
             if refusal is not None:
-                self._refuse(recorded, refusal)
+                self._tell(refused(recorded, serial, arrival, self._now, refusal))
+                self._end(recorded)
                 continue
             request = self._maker.make(recorded, serial)
             self._scheduler.add_request(request)
             tally.accept(recorded.num_prompt_tokens)
             self._book.add(Flight(recorded, request, serial, arrival))
 
-    def _refuse(self, recorded: TraceRequest, reason: str) -> None:
-        self._tally.refused[reason] += 1
-        self._end(recorded)
-
     def _drop_outgrown(self, output: SchedulerOutput) -> None:
         for request_id in output.errors:
             flight = self._book.remove(request_id)
-            self._tally.num_output_tokens += flight.request.num_output_tokens
-            self._refuse(flight.recorded, OUTGREW_POOL)
+            self._tell(flight.record(OUTGREW_POOL, self._now))
+            self._end(flight.recorded)
 
     def _take_finished(self, finished: list[RequestOutput]) -> None:
-        tally = self._tally
         for output in finished:
             flight = self._book.remove(output.request_id)
-            num_output = flight.request.num_output_tokens
-            tally.num_finished += 1
-            tally.num_output_tokens += num_output
-            if num_output < flight.recorded.num_output_tokens:
-                tally.num_cut_short += 1
+            is_cut = flight.request.num_output_tokens < flight.recorded.num_output_tokens
+            self._tell(flight.record(CUT_SHORT if is_cut else FINISHED, self._now))
             self._end(flight.recorded)
+
+    def _tell(self, record: RequestRecord) -> None:
+        for listener in self._listeners:
+            listener.ended(record)
+
+    def _tell_of_step(self, output: SchedulerOutput, started: float, seconds: float) -> None:
+        book, occupancy = self._book, self._manager.occupancy()
+        record = StepRecord(
+            output.step,
+            started,
+            seconds,
+            book.num_scheduled,
+            book.num_tokens,
+            book.num_prefill_tokens,
+            self._scheduler.num_running,
+            self._scheduler.num_waiting + len(self._backlog),
+            occupancy.live,
+            occupancy.cached,
+            len(output.preempted_request_ids),
+        )
+        for listener in self._step_listeners:
+            listener.stepped(record)
 
     def _end(self, recorded: TraceRequest) -> None:
         """Tells the arrivals, of which a closed loop may now know its next one."""

@@ -10,8 +10,11 @@ from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.metrics.samples import WeightedSamples
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.meters import EvictionMeter, GroupMeter, TimelineMeter, WaitMeter
-from kvledger.replay.result import PrefixCacheResult, ReplayResult
+from kvledger.replay.records import CUT_SHORT, ReplayListener, RequestRecord
+from kvledger.replay.result import PrefixCacheResult, ReplayResult, Throughput
+from kvledger.replay.slo import Goodput
 from kvledger.replay.why_missed import WhyMissed, why_missed
+from kvledger.traces.trace_request import TraceRequest
 
 # Called now and then with the numbers of requests done and arrived.
 Progress = Callable[[int, int], None]
@@ -27,11 +30,15 @@ REFUSAL_TEXTS = {
 }
 
 
-class Tally:
+class Tally(ReplayListener):
     """What happened so far."""
 
     def __init__(
-        self, config: ReplayConfig, manager: KVCacheManager, evictions: EvictionMeter, interval: float
+        self,
+        config: ReplayConfig,
+        manager: KVCacheManager,
+        evictions: EvictionMeter,
+        interval: float,
     ) -> None:
         self.config = config
         self.manager = manager
@@ -59,7 +66,11 @@ class Tally:
         self.group_meter = GroupMeter(config, manager, interval)
         self.ttft = WeightedSamples()
         self.waits = WaitMeter()
+        self.e2e = WeightedSamples()
         self.simulated_seconds = 0.0
+        self._slo = config.slo
+        self._num_good = 0
+        self._missed: Counter[str] = Counter()
 
     def accept(self, num_prompt_tokens: int) -> None:
         """A request that will be served."""
@@ -67,6 +78,21 @@ class Tally:
         self.num_query_blocks += cdiv(num_prompt_tokens, self._block_size)
         if num_prompt_tokens <= self._hit_step:
             self.num_short_prompts += 1
+
+    def ended(self, record: RequestRecord) -> None:
+        self.num_output_tokens += record.num_output_tokens
+        if not record.is_served:
+            self.refused[record.outcome] += 1
+            return
+        self.num_finished += 1
+        if record.outcome == CUT_SHORT:
+            self.num_cut_short += 1
+        if record.first_token is not None:
+            self.e2e.add(record.end - record.arrival)
+        if self._slo is not None:
+            missed = self._slo.missed(record)
+            self._missed.update(missed)
+            self._num_good += not missed
 
     def log_step(self, seconds: float, usage: float, num_steady_tokens: int) -> None:
         """A step, of which num_steady_tokens tokens came one step after the token before them."""
@@ -110,6 +136,9 @@ class Tally:
             occupancy=self.timeline.shares(),
             ttft_seconds=self.ttft.percentiles(),
             inter_token_seconds=self.gaps.percentiles(),
+            e2e_seconds=self.e2e.percentiles(),
+            throughput=self._throughput(),
+            goodput=self._goodput(),
             simulated_seconds=self.simulated_seconds,
             wall_seconds=wall_seconds,
             requests_per_wall_second=self.num_finished / wall_seconds,
@@ -124,6 +153,22 @@ class Tally:
             why_missed=self._why_missed(),
             why_waited=self.waits.times(),
         )
+
+    def _throughput(self) -> Throughput | None:
+        seconds = self.simulated_seconds
+        if seconds <= 0:
+            return None
+        return Throughput(
+            self.num_finished / seconds, self.num_prompt_tokens / seconds, self.num_output_tokens / seconds
+        )
+
+    def _goodput(self) -> Goodput | None:
+        slo, seconds = self._slo, self.simulated_seconds
+        if slo is None or self.num_requests == 0:
+            return None
+        missed = {name: self._missed[name] for name in slo.__struct_fields__ if getattr(slo, name) is not None}
+        rate = self._num_good / seconds if seconds > 0 else 0.0
+        return Goodput(slo, self._num_good, self._num_good / self.num_requests, rate, missed)
 
     def _why_missed(self) -> WhyMissed | None:
         limits = self.config.explain_misses
@@ -144,3 +189,10 @@ class Tally:
             num_hit_blocks=num_hit_blocks,
             num_evictions=self.evictions.num_evictions,
         )
+
+
+def refused(recorded: TraceRequest, number: int, arrival: float, now: float, reason: str) -> RequestRecord:
+    """The record of a request that never entered the engine."""
+    return RequestRecord(
+        number, recorded.session, recorded.priority, arrival, now, recorded.num_prompt_tokens, 0, reason
+    )

@@ -203,6 +203,8 @@ WRONG_VALUES = [
     ("--log-interval", "-1", "give 0 or a positive number"),
     ("--fields", "tokens=n", "is no pair of a field"),
     ("--tokenizer", "nowhere", "a mooncake trace has no texts"),
+    ("--slo", "ttft=5", "is no time with its unit"),
+    ("--requests", "requests.txt", "end it in .csv or .parquet"),
     ("--events", "events.txt", "end it in .jsonl or .msgpack"),
 ]
 

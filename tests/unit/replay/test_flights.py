@@ -107,4 +107,6 @@ def test_every_token_and_every_recomputed_position_is_accounted_for(
     assert result.num_preemptions == naive.scheduler.num_preemptions
     assert result.num_recomputed_tokens == naive.num_recomputed
     assert result.ttft_seconds == percentiles(naive.ttft)
+    ends = [times[-1] - requests[int(number)].arrival_time for number, times in naive.token_times.items()]
+    assert result.e2e_seconds == percentiles(ends)
     assert result.inter_token_seconds == percentiles(naive.gaps)

@@ -1,18 +1,18 @@
-"""From the options of `kvledger replay` to the engine that it replays on. It is always a planned one.
+"""The engine that traffic is replayed on, from what its user chooses. It is always a planned one.
 
---plan FILE      planned before, by `kvledger plan --json`
---model MODEL    planned here, as `kvledger plan` does with the same options; without it the bundled DEFAULT_MODEL
---layout FILE    the same, with groups written by hand in place of the model's own
+    plan      planned before, by `kvledger plan --json`
+    asked     planned here, as `kvledger plan` does with the same options; without a model the bundled DEFAULT_MODEL
+    layout    the same, with groups written by hand in place of the model's own
 
 A plan is read from its JSON in every case.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvledger.cli.replay_options import ReplayOptions
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.files.whole import read_whole
 from kvledger.plan.gpus import Gpu, find_gpu
@@ -22,6 +22,7 @@ from kvledger.replay.planned_engine import PlannedEngine, read_plan
 from kvledger.replay.step_time import StepWork
 
 if TYPE_CHECKING:
+    from kvledger.plan.ask import Asked
     from kvledger.plan.plan import Plan
 
 # The engine without options: the bundled sample keeps four of these cards busy, and one cannot carry it.
@@ -42,6 +43,31 @@ _CHANGE_A_PLAN: Final = (
 )
 # Refusals of a plan that a replay can go on with when the blocks are given: it refuses the requests that do not fit.
 _TOO_SMALL: Final = ("request_does_not_fit", "no_available_memory")
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """`asked`: the question to the planner, used where no plan is given. `plan`: its JSON, or the path of a
+    file with it. `layout`: path of a file. `given`: options that plan, with their values, as far as the user gave them.
+    `bandwidth` (GB/s) and `peak_tflops` of one GPU: None as in the table.
+    """
+
+    asked: "Asked"
+    plan: str | bytes | None = None
+    layout: str | None = None
+    drafts: int = 0
+    retention_interval: int | None = None
+    bandwidth: float | None = None
+    peak_tflops: float | None = None
+    given: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def num_gpu_blocks_override(self) -> int | None:
+        return self.asked.options.num_gpu_blocks_override
+
+    @property
+    def kv_cache_memory_bytes(self) -> int | None:
+        return self.asked.options.kv_cache_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -67,8 +93,8 @@ class ReplayEngine:
     num_lookahead: int = 0
 
 
-def replay_engine(options: ReplayOptions) -> ReplayEngine:
-    """The engine that the options describe. ConfigError for options that do not go together."""
+def replay_engine(options: EngineChoice) -> ReplayEngine:
+    """The engine that was chosen. ConfigError for choices that do not go together."""
     engine = _from_model(options) if options.plan is None else _from_file(options, options.plan)
     layout = engine.layout
     if options.drafts:
@@ -80,7 +106,7 @@ def replay_engine(options: ReplayOptions) -> ReplayEngine:
     return replace(engine, layout=layout)
 
 
-def _require_pool(options: ReplayOptions, engine: ReplayEngine, layout: KVLayout) -> None:
+def _require_pool(options: EngineChoice, engine: ReplayEngine, layout: KVLayout) -> None:
     """What a file says may be anything, and memory is cheap to ask for."""
     if not 2 <= engine.num_blocks <= MAX_BLOCKS:
         field = "num_gpu_blocks_override" if options.kv_cache_memory_bytes is None else "kv_cache_memory_bytes"
@@ -91,7 +117,7 @@ def _require_pool(options: ReplayOptions, engine: ReplayEngine, layout: KVLayout
         raise wrong_value("block_size", layout.groups[0].spec.block_size, problem, "give smaller blocks or layers")
 
 
-def _gpu(options: ReplayOptions, name: str) -> Gpu:
+def _gpu(options: EngineChoice, name: str) -> Gpu:
     """The card with the speeds that the options give. ConfigError where one is not known."""
     gpu = find_gpu(name)
     bandwidth = gpu.bandwidth_bytes_s if options.bandwidth is None else options.bandwidth * 1e9
@@ -105,26 +131,27 @@ def _gpu(options: ReplayOptions, name: str) -> Gpu:
 # A plan that was made before
 
 
-def _from_file(options: ReplayOptions, path: str) -> ReplayEngine:
+def _from_file(options: EngineChoice, plan: str | bytes) -> ReplayEngine:
     """The plan of a file; what the options say besides goes before."""
-    for name in ("model", "layout"):
-        if getattr(options, name) is not None:
-            raise wrong_value(name, getattr(options, name), "plan is given too", "give one of the two")
-    for name in options.given():
+    for name, other in (("model", options.asked.model), ("layout", options.layout)):
+        if other is not None:
+            raise wrong_value(name, other, "plan is given too", "give one of the two")
+    for name, value in options.given.items():
         if name not in _CHANGE_A_PLAN:
-            raise wrong_value(name, getattr(options, name), "--plan says so itself", "leave it out")
-    planned = read_plan(read_whole("plan", path), path)
+            raise wrong_value(name, value, "--plan says so itself", "leave it out")
+    planned = read_plan(read_whole("plan", plan), plan) if isinstance(plan, str) else read_plan(plan, "plan")
     layout = planned.layout()
-    length = options.max_model_len
+    wanted = options.asked.options
+    length = wanted.max_model_len
     blocks, memory = options.num_gpu_blocks_override, options.kv_cache_memory_bytes
     if memory is not None and blocks is None:
         blocks = num_blocks_in(memory, layout.bytes_per_block, "kv_cache_memory_bytes")
     changed = replace(
         _engine(options, planned, layout, has_blocks=blocks is not None),
         max_model_len=length if length and length > 0 else planned.max_model_len,
-        max_num_seqs=options.max_num_seqs or planned.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens or planned.max_num_batched_tokens,
-        enable_caching=planned.enable_prefix_caching and options.enable_prefix_caching is not False,
+        max_num_seqs=wanted.max_num_seqs or planned.max_num_seqs,
+        max_num_batched_tokens=wanted.max_num_batched_tokens or planned.max_num_batched_tokens,
+        enable_caching=planned.enable_prefix_caching and wanted.enable_prefix_caching is not False,
     )
     return changed if blocks is None else replace(changed, num_blocks=blocks)
 
@@ -132,16 +159,17 @@ def _from_file(options: ReplayOptions, path: str) -> ReplayEngine:
 # A model that is planned here
 
 
-def _from_model(options: ReplayOptions) -> ReplayEngine:
+def _from_model(options: EngineChoice) -> ReplayEngine:
     """Plans the model, and reads the plan like one from a file."""
     from kvledger.plan.ask import answer, build_request
     from kvledger.plan.refusal import Refusal
     from kvledger.plan.view import PlanView, plan_object
 
-    options = _with_defaults(options)
-    model = str(options.model)
-    _gpu(options, str(options.gpu).split(",")[0])
-    planned = answer(build_request(options.asked(model)))
+    asked = _with_defaults(options.asked)
+    model = str(asked.model)
+    options = replace(options, asked=asked)
+    _gpu(options, str(asked.gpu).split(",")[0])
+    planned = answer(build_request(asked))
     if isinstance(planned, Refusal):
         raise _refused(model, planned.kind, planned.message, planned.ways_out)
     engine = read_plan(json.dumps(plan_object(PlanView(planned, None))).encode(), model)
@@ -151,17 +179,19 @@ def _from_model(options: ReplayOptions) -> ReplayEngine:
     return _engine(options, engine, engine.layout(), has_blocks=given != (None, None))
 
 
-def _with_defaults(options: ReplayOptions) -> ReplayOptions:
-    """The default engine, as far as the options say nothing else. A named model runs on one card unless told."""
-    changes: dict[str, object] = {"gpu": options.gpu or DEFAULT_GPU}
-    if options.model is None:
-        changes["model"] = DEFAULT_MODEL
-        if options.tensor_parallel_size is None:
-            changes["tensor_parallel_size"] = DEFAULT_TENSOR_PARALLEL_SIZE
-    return replace(options, **changes)  # type: ignore[arg-type]
+def _with_defaults(asked: "Asked") -> "Asked":
+    """The default engine, as far as nothing else is said. A named model runs on one card unless told."""
+    given = asked.given | {"gpu"}
+    if asked.model is not None:
+        return replace(asked, gpu=asked.gpu or DEFAULT_GPU, given=given)
+    options = asked.options
+    if "tensor_parallel_size" not in asked.given:
+        options = replace(options, tensor_parallel_size=DEFAULT_TENSOR_PARALLEL_SIZE)
+        given |= {"tensor_parallel_size"}
+    return replace(asked, model=DEFAULT_MODEL, gpu=asked.gpu or DEFAULT_GPU, options=options, given=given)
 
 
-def _with_layout(options: ReplayOptions, plan: "Plan", planned: PlannedEngine) -> ReplayEngine:
+def _with_layout(options: EngineChoice, plan: "Plan", planned: PlannedEngine) -> ReplayEngine:
     """The planned engine with the groups of a layout file: its limits and memory, and blocks of another size."""
     assert options.layout is not None
     if planned.pipeline_parallel_size > 1:
@@ -191,7 +221,7 @@ def replace_error(planned: PlannedEngine) -> PlannedEngine:
 # Both
 
 
-def _engine(options: ReplayOptions, planned: PlannedEngine, layout: KVLayout, *, has_blocks: bool) -> ReplayEngine:
+def _engine(options: EngineChoice, planned: PlannedEngine, layout: KVLayout, *, has_blocks: bool) -> ReplayEngine:
     """The engine as planned. `has_blocks`: its pool is what the user asked for, not an estimate."""
     notes = list(planned.notes)
     draft = planned.draft
@@ -220,7 +250,7 @@ def _engine(options: ReplayOptions, planned: PlannedEngine, layout: KVLayout, *,
         planned.max_num_seqs,
         planned.max_num_batched_tokens,
         planned.work,
-        _gpu(options, (options.gpu or planned.gpu[0]).split(",")[0]),
+        _gpu(options, (options.asked.gpu or planned.gpu[0]).split(",")[0]),
         planned.num_gpus,
         planned.vllm_version,
         notes,
