@@ -1,6 +1,12 @@
-"""Replay of recorded traffic through the real ledger: trace readers, a simulated clock, meters and a report.
+"""Replay of recorded traffic through the real ledger: a simulated clock, meters and a report.
 
     trace file -> TraceReader -> Arrivals -> ScheduledReplay or SequentialReplay -> ReplayResult -> report
 
-Interpreted, on top of layers 1 to 6 and imported by none of them.
+Interpreted, and imported by nothing below.
 """
+
+from kvledger.replay.api import replay
+from kvledger.replay.records import ReplayListener, RequestRecord, StepRecord
+from kvledger.replay.request_log import RequestTable
+
+__all__ = ["ReplayListener", "RequestRecord", "RequestTable", "StepRecord", "replay"]

@@ -1,5 +1,6 @@
 """The report of a replay for people: tables and small plots. `ReplayResult` is the one for machines."""
 
+import io
 from collections.abc import Sequence
 from os.path import basename
 
@@ -61,6 +62,15 @@ def print_report(result: ReplayResult, console: Console) -> None:
     width = plot_width(console)
     if width >= 20 and can_draw(console):
         console.print(_plots(result, width))
+
+
+def html_of(result: ReplayResult, width: int = 110) -> str:
+    """The report with its colours, as one element of a page."""
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, force_jupyter=False)
+    print_report(result, console)
+    return console.export_html(
+        inline_styles=True, code_format='<pre style="font-family:monospace;line-height:1.2">{code}</pre>'
+    )
 
 
 def plot_width(console: Console) -> int:

@@ -1,4 +1,4 @@
-"""RequestLog: one row for every request, in a CSV or parquet file."""
+"""One row for every request: RequestLog in a CSV or parquet file, RequestTable in memory."""
 
 import csv
 from importlib import import_module
@@ -17,6 +17,17 @@ COLUMNS: Final = {
 _BATCH: Final = 8192
 # Seconds are written to the nanosecond.
 _DECIMALS: Final = 9
+
+
+class RequestTable(ReplayListener):
+    """The same rows in memory, by column: pandas.DataFrame(table.columns)."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+
+    def ended(self, record: RequestRecord) -> None:
+        for column, value in zip(self.columns.values(), _row(record), strict=True):
+            column.append(value)
 
 
 class RequestLog(ReplayListener):

@@ -127,3 +127,9 @@ class ReplayResult(msgspec.Struct):
     format: str = ""
     hash: str = ""
     num_bad_lines: int = 0
+
+    def _repr_html_(self) -> str:
+        """The report as a notebook shows it."""
+        from kvledger.replay.report import html_of
+
+        return html_of(self)

@@ -1,9 +1,10 @@
 """One replay, from a trace and an engine to its result: what the command and the Python interface share."""
 
 import gc
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvledger.core.watch.prompt_split import MissConfig
 from kvledger.errors import wrong_value
@@ -25,11 +26,16 @@ from kvledger.traces.arrivals import (
     RecordedArrivals,
     SessionArrivals,
 )
-from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.prompts import HASH_CHOICES, make_prompt_maker
 from kvledger.traces.reader import TraceReader
+from kvledger.traces.trace_request import TraceRequest
 
 if TYPE_CHECKING:
     from kvledger.events import LedgerEvents
+
+# What a replay in sequence has no use for.
+NEED_TIME: Final = ("speed_up", "step_overhead", "log_interval", "slo")
+NEED_OTHERS: Final = ("policy", "watermark")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,26 @@ class ReplayHow:
     log_interval: float = 0.0
     slo: Slo | None = None
 
+    def __post_init__(self) -> None:
+        """ConfigError for the first field that is out of its range, or without effect in sequence."""
+        for name, known in (("policy", [policy.value for policy in SchedulingPolicy]), ("hash", HASH_CHOICES)):
+            if getattr(self, name) not in known:
+                raise wrong_value(name, getattr(self, name), "not known", "use one of " + ", ".join(known))
+        # Written so that what is not a number is refused, too.
+        if not 0.0 < self.speed_up < math.inf:
+            raise wrong_value("speed_up", self.speed_up, "must be above 0", "give a positive number")
+        for name in ("session_gap", "step_overhead", "log_interval", "remember_evictions", "seed"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise wrong_value(name, value, "not a number from 0 on", "give 0 or a positive number")
+        if self.limit is not None and self.limit < 1:
+            raise wrong_value("limit", self.limit, "out of range", "give 1 or more")
+        if self.sequential:
+            for names, reason in ((NEED_TIME, "no time passes"), (NEED_OTHERS, "nobody competes")):
+                for name in names:
+                    if getattr(self, name) != getattr(ReplayHow, name):
+                        raise wrong_value(name, getattr(self, name), f"{reason} in sequence", "leave it out")
+
 
 def replay_trace(
     reader: TraceReader,
@@ -63,8 +89,28 @@ def replay_trace(
     progress: Progress | None = None,
     write_log: Callable[[str], None] = print,
 ) -> ReplayResult:
-    """Replays everything that `arrivals` (by default arrivals_of) bring. `listeners` are told of requests and steps."""
-    arrivals = arrivals or arrivals_of(reader, how)
+    """Replays a trace, all of it or what `arrivals` (made of it by arrivals_of) bring."""
+    result = replay_arrivals(
+        arrivals or arrivals_of(reader, how), engine, how,
+        events=events, listeners=listeners, progress=progress, write_log=write_log,
+    )  # fmt: skip
+    result.format = reader.name
+    result.notes += reader.notes
+    result.num_bad_lines = reader.num_bad
+    return result
+
+
+def replay_arrivals(
+    arrivals: Arrivals,
+    engine: ReplayEngine,
+    how: ReplayHow,
+    *,
+    events: "LedgerEvents | None" = None,
+    listeners: Sequence[ReplayListener] = (),
+    progress: Progress | None = None,
+    write_log: Callable[[str], None] = print,
+) -> ReplayResult:
+    """Replays what arrives. `listeners` are told of requests and steps."""
     config = _config(engine, how, events)
     maker = make_prompt_maker(how.hash, config.hash_block_size)
     driver: ScheduledReplay | SequentialReplay
@@ -80,13 +126,11 @@ def replay_trace(
         result = driver.run(progress or _silent)
     finally:
         gc.unfreeze()
-    result.format = reader.name
     result.hash = how.hash if engine.enable_caching else "off"
     result.model = engine.name
     result.gpu = engine.gpu.name
     result.num_gpus = engine.num_gpus
-    result.notes = [*engine.notes, *reader.notes]
-    result.num_bad_lines = reader.num_bad
+    result.notes = list(engine.notes)
     return result
 
 
@@ -103,6 +147,14 @@ def arrivals_of(reader: TraceReader, how: ReplayHow) -> Arrivals:
             raise wrong_value("closed_loop", False, problem, "give --closed-loop")
         arrivals_class = ClosedLoopArrivals if how.closed_loop else SessionArrivals
         arrivals = arrivals_class(reader.sessions(), how.session_gap, how.seed, how.speed_up)
+    return arrivals if how.limit is None else LimitedArrivals(arrivals, how.limit)
+
+
+def arrivals_of_requests(requests: Iterator[TraceRequest], how: ReplayHow) -> Arrivals:
+    """Requests in the order of arrival, at their times. ConfigError for a closed loop, which needs sessions."""
+    if how.closed_loop:
+        raise wrong_value("closed_loop", True, "requests on one clock have no sessions", "leave it out")
+    arrivals = RecordedArrivals(requests, how.speed_up)
     return arrivals if how.limit is None else LimitedArrivals(arrivals, how.limit)
 
 
