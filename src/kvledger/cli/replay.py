@@ -18,7 +18,6 @@ from kvledger.errors import ConfigError, wrong_value
 if TYPE_CHECKING:
     from kvledger.events import LedgerEvents
     from kvledger.replay.engine import ReplayEngine
-    from kvledger.replay.records import ReplayListener
     from kvledger.replay.result import ReplayResult
     from kvledger.replay.tally import Progress
     from kvledger.traces.reader import TraceReader
@@ -46,6 +45,7 @@ def run(options: ReplayOptions) -> None:
 
 def replay(options: ReplayOptions) -> "ReplayResult":
     """Runs one replay. typer.BadParameter for options that are wrong, TraceError for a trace that is."""
+    from kvledger.cli.replay_outputs import ReplayOutputs
     from kvledger.replay.engine import replay_engine
     from kvledger.replay.run import arrivals_of, replay_trace
 
@@ -58,8 +58,8 @@ def replay(options: ReplayOptions) -> "ReplayResult":
             # What can be wrong is refused first: opening a recording empties it, and a socket waits for a subscriber.
             arrivals = arrivals_of(reader, how)
             with (
+                ReplayOutputs(options) as outputs,
                 _events(options, engine) as events,
-                _listeners(options) as listeners,
                 _progress(options, reader) as show,
             ):
                 result = replay_trace(
@@ -68,29 +68,15 @@ def replay(options: ReplayOptions) -> "ReplayResult":
                     how,
                     arrivals=arrivals,
                     events=events,
-                    listeners=listeners,
+                    listeners=outputs.listeners,
                     progress=show,
                     write_log=_write_line,
                 )
+            result.trace = options.trace_name
+            outputs.write_report(result)
     except ConfigError as error:
         raise typer.BadParameter(in_option_words(str(error))) from error
-    result.trace = options.trace_name
     return result
-
-
-@contextmanager
-def _listeners(options: ReplayOptions) -> "Iterator[list[ReplayListener]]":
-    """The files that are written while it runs, closed in the end."""
-    from kvledger.cli.outputs import require_free
-
-    if options.requests is None:
-        yield []
-        return
-    from kvledger.replay.request_log import RequestLog
-
-    require_free("requests", options.requests, overwrite=options.overwrite)
-    with closing(RequestLog(options.requests)) as log:
-        yield [log]
 
 
 @contextmanager

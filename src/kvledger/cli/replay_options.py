@@ -33,7 +33,7 @@ _RANGES: Final = {
 _ABOVE_ZERO: Final = ("speed_up", "peak_tflops", "bandwidth")
 _NOT_NEGATIVE: Final = ("session_gap", "step_overhead", "log_interval")
 # Options that a replay in sequence has no use for.
-_NEED_TIME: Final = ("speed_up", "peak_tflops", "bandwidth", "step_overhead", "log_interval", "slo")
+_NEED_TIME: Final = ("speed_up", "peak_tflops", "bandwidth", "step_overhead", "log_interval", "slo", "perfetto")
 _NEED_OTHERS: Final = ("policy", "watermark")
 
 
@@ -133,6 +133,18 @@ class ReplayOptions(PlannedEngineOptions, TraceSource):
     requests: Annotated[
         str | None,
         Option(metavar="FILE", help="A row for every request into a .csv or .parquet file.", rich_help_panel=OUTPUT),
+    ] = None
+    perfetto: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Steps, requests and the pool into a .json or .json.gz file for ui.perfetto.dev.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    report: Annotated[
+        str | None,
+        Option(metavar="FILE", help="The report as one .html file with plots.", rich_help_panel=OUTPUT),
     ] = None
     slo: Annotated[
         str | None,

@@ -205,6 +205,8 @@ WRONG_VALUES = [
     ("--tokenizer", "nowhere", "a mooncake trace has no texts"),
     ("--slo", "ttft=5", "is no time with its unit"),
     ("--requests", "requests.txt", "end it in .csv or .parquet"),
+    ("--perfetto", "run.txt", "end it in .json or .json.gz"),
+    ("--report", "report.txt", "end it in .html"),
     ("--events", "events.txt", "end it in .jsonl or .msgpack"),
 ]
 
@@ -242,6 +244,8 @@ def test_every_option_with_a_value_has_a_wrong_one_in_the_table() -> None:
         (("--sequential", "--step-overhead", "3"), "--step-overhead 3.0: no time passes with --sequential"),
         (("--sequential", "--policy", "priority"), "--policy 'priority': nobody competes with --sequential"),
         (("--sequential", "--watermark", "0.1"), "--watermark 0.1: nobody competes with --sequential"),
+        (("--sequential", "--perfetto", "r.json"), "--perfetto 'r.json': no time passes with --sequential"),
+        (("--sequential", "--slo", "ttft=1s"), "--slo 'ttft=1s': no time passes with --sequential"),
         (("--closed-loop",), "--closed-loop True: the mooncake format has no sessions"),
         (("--no-such-option",), "No such option: --no-such-option"),
     ],
@@ -347,3 +351,18 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     for option in fields(ReplayOptions):
         assert option.name.replace("_", "-").upper() in out.upper()
+
+
+def test_files_besides_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them from one replay; what is there already stays as it is."""
+    names = {"--requests": "requests.csv", "--perfetto": "run.json", "--report": "report.html"}
+    arguments = [word for option, name in names.items() for word in (option, str(tmp_path / name))]
+    code, out, _ = run(capsys, "--limit", "5", "--json", *QUICK, *arguments)
+    assert (code, json.loads(out)["num_finished"]) == (0, 5)
+    assert len((tmp_path / "requests.csv").read_text().splitlines()) == 6
+    assert json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert "<!doctype html>" in (tmp_path / "report.html").read_text("utf-8")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    code, _, err = run(capsys, "--limit", "6", *QUICK, *arguments)
+    assert (code, "is there already" in err) == (2, True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
