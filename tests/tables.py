@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvledger import KVCacheSpec, Request
-from kvledger.core.groups.spec import MambaSpec
+from kvledger.core.groups.spec import MambaSpec, SlidingWindowMLASpec, SlidingWindowSpec
 from kvledger.core.tables import BlockTables
 from kvledger.scheduler import RequestOutput, Scheduler, SchedulerConfig, SchedulerOutput
 from tests.groups import hybrid
@@ -33,10 +33,11 @@ class Stack:
         max_num_batched_tokens: int = 32,
         steps_in_flight: int = 1,
         caching: bool = True,
+        decisions: str = "0.33",
         **options: Any,
     ) -> None:
         self.specs = specs
-        self.manager = hybrid(usable, *specs, max_model_len=max_model_len, enable_caching=caching)
+        self.manager = hybrid(usable, *specs, max_model_len=max_model_len, enable_caching=caching, decisions=decisions)
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -44,7 +45,7 @@ class Stack:
             **options,
         )
         self.scheduler = Scheduler(self.manager, config)
-        self.tables = BlockTables(self.manager.config.groups, max_num_seqs, max_model_len)
+        self.tables = BlockTables(self.manager.config.groups, max_num_seqs, max_model_len, decisions)
         self.known: dict[str, Known] = {}
         self.in_flight: list[tuple[SchedulerOutput, list[list[int]]]] = []
         self.num_preempted = 0
@@ -122,6 +123,29 @@ class Stack:
                 for entry in stale:
                     assert truth[entry] == 0, f"{request_id}, group {group_id}: {row} is not {truth}"
                     assert entry < end, f"{request_id}, group {group_id}: entry {entry} is read, and null by now"
+
+        if self.counts_are_true and self.manager.decisions.nulls_below_windows:
+            self.require_own_or_null(output, rows)
+
+    @property
+    def counts_are_true(self) -> bool:
+        """Whether a step starts where it says, whatever becomes of the drafts of the step before."""
+        config = self.scheduler.config
+        return config.max_steps_in_flight == 1 or config.num_speculative_tokens == 0
+
+    def require_own_or_null(self, output: SchedulerOutput, rows: list[int]) -> None:
+        """A step's copy of a window's table has the request's own blocks where they are read, and nobody else's."""
+        starts = list(output.num_computed_tokens)
+        for group_id, spec in enumerate(self.specs):
+            if not rows or not isinstance(spec, (SlidingWindowSpec, SlidingWindowMLASpec)):
+                continue
+            copied = self.tables.step_table(group_id, rows, starts).tolist()
+            for index, request_id in enumerate(output.request_ids):
+                truth = self.ids(request_id, group_id)
+                first = first_read(spec, starts[index]) // spec.block_size
+                entries = copied[index][: len(truth)]
+                assert entries[first:] == truth[first:], f"{request_id}, group {group_id}: {entries} is not {truth}"
+                assert not any(entries[:first]), f"{request_id}, group {group_id}: {entries} below {first}"
 
     def num_unread_entries(self, spec: KVCacheSpec, num_entries: int, num_computed: int) -> int:
         """Entries at the start of a row that nobody reads once so many tokens are computed."""

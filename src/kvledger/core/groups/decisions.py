@@ -27,6 +27,8 @@ class Decisions:
     same step.
     `skips_reserved_chunks`: a waiting request whose chunk would end too near to its prompt's end is passed over;
     otherwise everybody waits behind it.
+    `nulls_below_windows`: a step's copy of a block table has null blocks below a sliding window, where others may own
+    the blocks by now; otherwise old ids.
     `delays_renamed_states`: a state of an earlier step that this step names again, or moves to another block, is no hit
     before the next one; and with several draft modules a state inside its block is named for what it has gone beyond.
     All releases; ours does neither, unless exact() is asked for.
@@ -40,6 +42,7 @@ class Decisions:
     trims_stops: bool
     victim_yields: bool
     skips_reserved_chunks: bool
+    nulls_below_windows: bool
     delays_renamed_states: bool = False
 
     def exact(self) -> "Decisions":
@@ -57,6 +60,7 @@ _RELEASES: Final = {
         trims_stops=False,
         victim_yields=False,
         skips_reserved_chunks=False,
+        nulls_below_windows=False,
     ),
     "0.33": Decisions(
         release="0.33",
@@ -67,6 +71,7 @@ _RELEASES: Final = {
         trims_stops=True,
         victim_yields=True,
         skips_reserved_chunks=True,
+        nulls_below_windows=True,
     ),
 }
 RELEASES: Final = tuple(sorted(_RELEASES))

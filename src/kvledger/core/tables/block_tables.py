@@ -6,16 +6,24 @@ or is finished. A preempted request leaves like a finished one and comes back as
 What the ledger takes back from a request that runs on (blocks behind a sliding window, states of earlier steps), it
 does not say: the row keeps their ids, and somebody else may own them by now. That is safe, because attention never
 reads there and no token is ever written there again, and it saves a message for every block. A new row has null blocks
-in those places. vLLM does the same.
+in those places. vLLM does the same; from 0.33 on a step's own copy has null blocks below windows in any row.
 """
 
 from typing import Final
 
 from kvledger.core.blocks.new_blocks import NewBlocks
-from kvledger.core.groups.spec import KVCacheGroupSpec, KVCacheSpec, MambaSpec
+from kvledger.core.groups.decisions import LATEST_RELEASE, Decisions, decisions_of
+from kvledger.core.groups.spec import (
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
 from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.core.tables.block_table import BlockTable
 from kvledger.core.tables.slots import slot_mapping
+from kvledger.core.tables.step_table import step_table
 from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import RequestError, UnknownRequestError, require, wrong_value
 
@@ -27,14 +35,27 @@ def num_table_entries(spec: KVCacheSpec, max_model_len: int) -> int:
     return num_entries + spec.num_speculative_blocks if isinstance(spec, MambaSpec) else num_entries
 
 
+def num_readable_tokens(spec: KVCacheSpec) -> int:
+    """Tokens before the first one of a step that its attention can read; -1 where that is all of them, or no window."""
+    if isinstance(spec, (SlidingWindowSpec, SlidingWindowMLASpec)):
+        return spec.sliding_window - 1 + spec.extra_retained_tokens
+    return -1
+
+
 class BlockTables:
     """The block tables of one worker: `tables[group_id]`, and which row is whose.
 
     `groups`: as the ledger has them. `max_num_reqs`: requests that run at a time (the scheduler's max_num_seqs).
-    One owner thread.
+    `decisions`: the release of vLLM whose workers' tables step_table() makes. One owner thread.
     """
 
-    def __init__(self, groups: tuple[KVCacheGroupSpec, ...], max_num_reqs: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        groups: tuple[KVCacheGroupSpec, ...],
+        max_num_reqs: int,
+        max_model_len: int,
+        decisions: str | Decisions = LATEST_RELEASE,
+    ) -> None:
         require_positive("max_num_reqs", max_num_reqs, MAX_COUNT)
         require_positive("max_model_len", max_model_len, MAX_COUNT)
         if not groups:
@@ -44,6 +65,8 @@ class BlockTables:
             BlockTable(max_num_reqs, num_table_entries(group.spec, max_model_len), group.spec.block_size)
             for group in groups
         ]
+        nulls = decisions_of(decisions).nulls_below_windows
+        self._num_readable: Final[list[int]] = [num_readable_tokens(group.spec) if nulls else -1 for group in groups]
         self._rows: Final[dict[str, int]] = {}
         # The last one is the next to be used, so that few rows stay busy.
         self._free_rows: Final[list[int]] = list(range(max_num_reqs - 1, -1, -1))
@@ -74,6 +97,11 @@ class BlockTables:
     ) -> memoryview:
         """slot_mapping in that group's table."""
         return slot_mapping(self.tables[group_id], rows, starts, num_tokens, num_slots)
+
+    def step_table(self, group_id: int, rows: list[int], starts: list[int], num_rows: int = 0) -> memoryview:
+        """That group's table for one step: the rows that apply() returned, `starts` the output's num_computed_tokens,
+        padded to num_rows rows. Below a sliding window it has null blocks, or old ids as 0.32 (see `decisions`)."""
+        return step_table(self.tables[group_id], rows, starts, self._num_readable[group_id], num_rows)
 
     def apply(self, output: SchedulerOutput) -> list[int]:
         """Brings the tables up to a step, in the order of steps, and returns the row of each of its requests, in order.
