@@ -67,7 +67,7 @@ def test_random_tables_against_a_naive_copy(data: st.DataObject) -> None:
         entries = held[row] + [0] * (width - len(held[row]))
         for index in range(width):
             last_token = (index + 1) * block_size - 1
-            if 0 <= num_readable and last_token < start - num_readable:
+            if num_readable >= 0 and last_token < start - num_readable:
                 entries[index] = 0
         expected.append(entries)
     assert step_table(table, rows, starts, num_readable).tolist() == expected
