@@ -1,7 +1,6 @@
 """The report on releases that nobody follows, made from their own files: what it found once it finds again.
 
-Their files are laid by scripts/make_reference.sh 0.31 0.30, of which CI lays the first; without them there is nothing to
-look at.
+Their files are laid by scripts/make_reference.sh 0.31 0.30; without them there is nothing to look at. CI lays the first.
 """
 
 import re
