@@ -33,7 +33,16 @@ _RANGES: Final = {
 _ABOVE_ZERO: Final = ("speed_up", "peak_tflops", "bandwidth")
 _NOT_NEGATIVE: Final = ("session_gap", "step_overhead", "log_interval")
 # Options that a replay in sequence has no use for.
-_NEED_TIME: Final = ("speed_up", "peak_tflops", "bandwidth", "step_overhead", "log_interval", "slo", "perfetto")
+_NEED_TIME: Final = (
+    "speed_up",
+    "peak_tflops",
+    "bandwidth",
+    "step_overhead",
+    "step_time",
+    "log_interval",
+    "slo",
+    "perfetto",
+)
 _NEED_OTHERS: Final = ("policy", "watermark")
 
 
@@ -119,6 +128,14 @@ class ReplayOptions(PlannedEngineOptions, TraceSource):
     # The simulated time
     peak_tflops: Annotated[float | None, number(TIME, "Dense TFLOP/s of one GPU, instead of the table's.")] = None
     bandwidth: Annotated[float | None, number(TIME, "GB/s of one GPU's memory, instead of the table's.")] = None
+    step_time: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Steps that were measured, as CSV (docs/replay.md): the clock is fitted to them.",
+            rich_help_panel=TIME,
+        ),
+    ] = None
     step_overhead: Annotated[float, number(TIME, "Milliseconds that a step takes besides.")] = 2.0
 
     # The output
@@ -151,6 +168,15 @@ class ReplayOptions(PlannedEngineOptions, TraceSource):
         Option(
             metavar="LIMITS",
             help="Count requests that keep these latencies (goodput): ttft=500ms,itl=50ms,e2e=30s.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None
+    against: Annotated[
+        str | None,
+        Option(
+            metavar="FILE",
+            help="What a server did with this traffic: a scrape of its /metrics, two as BEFORE,AFTER, its log, or a "
+            "recording.",
             rich_help_panel=OUTPUT,
         ),
     ] = None

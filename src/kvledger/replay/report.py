@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvledger.metrics.samples import Percentiles
 from kvledger.replay.plot import bars, resample, stacked_bars
-from kvledger.replay.result import GroupResult, ReplayResult, Throughput
+from kvledger.replay.result import Against, GroupResult, ReplayResult, Throughput
 from kvledger.replay.slo import Goodput
 from kvledger.replay.tally import REFUSAL_TEXTS
 from kvledger.replay.why_missed import PART_WORDS, MoreBlocks, WhyMissed
@@ -59,6 +59,9 @@ def print_report(result: ReplayResult, console: Console) -> None:
         if result.goodput is not None:
             tables.append(_good(result.goodput))
         console.print(_SideBySide(tables))
+    if result.against is not None:
+        console.print()
+        console.print(_against(result.against))
     width = plot_width(console)
     if width >= 20 and can_draw(console):
         console.print(_plots(result, width))
@@ -349,6 +352,29 @@ def _rates(throughput: Throughput) -> Table:
             ("output tokens a second", f"{throughput.output_tokens_per_second:,.0f}"),
         ],
     )
+
+
+def _against(against: Against) -> Group:
+    """The server's numbers beside the replay's, and a sentence."""
+    table = columns(f"Against the server's {against.kind}", ("",), ("server", "replay", ""))
+    for row in against.rows:
+        low, high = (_measured(row.unit, value) for value in (row.low, row.high))
+        table.add_row(
+            row.quantity,
+            low if low == high else f"{low} to {high}",
+            _measured(row.unit, row.replayed),
+            Text(row.verdict, style="" if row.verdict == "agrees" else "yellow"),
+        )
+    notes = [Text(f"note: {note}", style="dim") for note in against.notes]
+    return Group(table, Text(against.verdict, style="bold"), *notes)
+
+
+def _measured(unit: str, value: float) -> str:
+    if value == float("inf"):
+        return "more"
+    if unit == "%":
+        return _percent(value)
+    return duration(value) if unit == "s" else f"{value:,.0f}"
 
 
 _LIMIT_WORDS = {"ttft": "first token within", "itl": "between tokens at most", "e2e": "done within"}

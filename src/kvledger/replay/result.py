@@ -78,6 +78,28 @@ class Throughput(msgspec.Struct):
     output_tokens_per_second: float
 
 
+class AgainstRow(msgspec.Struct):
+    """One quantity: a server's lies between `low` and `high`, equal where it is known. `unit`: "" (a count), "%" (a
+    share) or "s". `verdict`: agrees, more, less, slower, faster: the replay, seen from the server."""
+
+    quantity: str
+    unit: str
+    low: float
+    high: float
+    replayed: float
+    verdict: str
+
+
+class Against(msgspec.Struct):
+    """The replay beside what a real server did. `kind`: metrics, log or recording."""
+
+    source: str
+    kind: str
+    rows: list[AgainstRow]
+    verdict: str
+    notes: list[str]
+
+
 class ReplayResult(msgspec.Struct):
     """Latencies and throughput are None in sequential mode, where no time passes; `why_missed` and `goodput` when they
     were not asked for."""
@@ -119,6 +141,7 @@ class ReplayResult(msgspec.Struct):
     # The costliest reason first; empty in sequential mode, where nobody waits.
     why_waited: list[WaitTime]
     why_missed: WhyMissed | None = None
+    against: Against | None = None
     model: str = ""
     gpu: str = ""
     num_gpus: int = 0

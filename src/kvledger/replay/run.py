@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from kvledger.core.watch.prompt_split import MissConfig
 from kvledger.errors import wrong_value
+from kvledger.replay.against import compare
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.engine import ReplayEngine
 from kvledger.replay.log import ReplayLog
+from kvledger.replay.measured import read_measured
 from kvledger.replay.records import ReplayListener
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import SequentialReplay
 from kvledger.replay.slo import Slo
+from kvledger.replay.step_table import fit, read_step_table
 from kvledger.replay.step_time import StepTimeModel
 from kvledger.replay.tally import Progress
 from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
@@ -34,13 +37,14 @@ if TYPE_CHECKING:
     from kvledger.events import LedgerEvents
 
 # What a replay in sequence has no use for.
-NEED_TIME: Final = ("speed_up", "step_overhead", "log_interval", "slo")
+NEED_TIME: Final = ("speed_up", "step_overhead", "step_time", "log_interval", "slo")
 NEED_OTHERS: Final = ("policy", "watermark")
 
 
 @dataclass(frozen=True)
 class ReplayHow:
-    """How traffic is replayed; docs/replay.md explains each. Times are seconds, `step_overhead` milliseconds."""
+    """How traffic is replayed; docs/replay.md explains each. Times are seconds, `step_overhead` milliseconds.
+    `step_time` and `against` are paths."""
 
     policy: str = "fcfs"
     hash: str = "sha256"
@@ -54,8 +58,10 @@ class ReplayHow:
     check: bool = False
     remember_evictions: int = 1 << 22
     step_overhead: float = 2.0
+    step_time: str | None = None
     log_interval: float = 0.0
     slo: Slo | None = None
+    against: str | None = None
 
     def __post_init__(self) -> None:
         """ConfigError for the first field that is out of its range, or without effect in sequence."""
@@ -71,6 +77,8 @@ class ReplayHow:
                 raise wrong_value(name, value, "not a number from 0 on", "give 0 or a positive number")
         if self.limit is not None and self.limit < 1:
             raise wrong_value("limit", self.limit, "out of range", "give 1 or more")
+        if self.step_time is not None and self.step_overhead != ReplayHow.step_overhead:
+            raise wrong_value("step_overhead", self.step_overhead, "step_time says so itself", "give one of the two")
         if self.sequential:
             for names, reason in ((NEED_TIME, "no time passes"), (NEED_OTHERS, "nobody competes")):
                 for name in names:
@@ -111,13 +119,16 @@ def replay_arrivals(
     write_log: Callable[[str], None] = print,
 ) -> ReplayResult:
     """Replays what arrives. `listeners` are told of requests and steps."""
+    # Whatever can be wrong is read before anything runs.
+    measured = None if how.against is None else read_measured(how.against)
     config = _config(engine, how, events)
+    notes = list(engine.notes)
     maker = make_prompt_maker(how.hash, config.hash_block_size)
     driver: ScheduledReplay | SequentialReplay
     if how.sequential:
         driver = SequentialReplay(arrivals, maker, config, listeners)
     else:
-        step_time = StepTimeModel(engine.work, engine.gpu, engine.num_gpus, how.step_overhead / 1000.0)
+        step_time = _step_time(engine, how, notes)
         log = ReplayLog(how.log_interval, write_log) if how.log_interval > 0 else None
         driver = ScheduledReplay(arrivals, maker, config, step_time, log, listeners)
     # The pool is up to millions of objects that live to the end: no collection needs to walk over them.
@@ -130,8 +141,18 @@ def replay_arrivals(
     result.model = engine.name
     result.gpu = engine.gpu.name
     result.num_gpus = engine.num_gpus
-    result.notes = list(engine.notes)
+    result.notes = notes
+    if measured is not None:
+        result.against = compare(measured, result)
     return result
+
+
+def _step_time(engine: ReplayEngine, how: ReplayHow, notes: list[str]) -> StepTimeModel:
+    if how.step_time is None:
+        return StepTimeModel(engine.work, engine.gpu, engine.num_gpus, how.step_overhead / 1000.0)
+    model, found = fit(read_step_table(how.step_time), engine.work, engine.gpu, engine.num_gpus)
+    notes.append(found.words(how.step_time))
+    return model
 
 
 def arrivals_of(reader: TraceReader, how: ReplayHow) -> Arrivals:

@@ -11,8 +11,8 @@ A step over requests that compute new_i tokens each, after computed_i tokens tha
 A layer that reads everything has new_i * (computed_i + (new_i + 1) / 2) pairs and a context of computed_i + new_i;
 windows and chunks have less (LocalReach). Of the routed experts, a step of n tokens reads the share
 1 - (1 - experts per token / experts) ** n. Several GPUs share weights, KV cache and work evenly, and what they say to
-each other is free. It is a model of what the scheduler's decisions cost relative to each other; it has not been fitted
-to one engine.
+each other is free. It is a model of what the scheduler's decisions cost relative to each other; step_table.py fits it
+to steps that were measured.
 """
 
 from abc import ABC, abstractmethod
@@ -100,10 +100,19 @@ class ChunkReach(LocalReach):
 class StepTimeModel:
     """Seconds of a step, from a few numbers of it. `reaches`: of the layers that read less than everything."""
 
-    def __init__(self, work: StepWork, gpu: Gpu, num_gpus: int, overhead_seconds: float) -> None:
+    def __init__(
+        self,
+        work: StepWork,
+        gpu: Gpu,
+        num_gpus: int,
+        overhead_seconds: float,
+        *,
+        flops_efficiency: float = FLOPS_EFFICIENCY,
+        bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY,
+    ) -> None:
         self._overhead: Final = overhead_seconds
-        flops_s = gpu.peak_flops * FLOPS_EFFICIENCY * num_gpus
-        bytes_s = gpu.bandwidth_bytes_s * BANDWIDTH_EFFICIENCY * num_gpus
+        flops_s = gpu.peak_flops * flops_efficiency * num_gpus
+        bytes_s = gpu.bandwidth_bytes_s * bandwidth_efficiency * num_gpus
         self._seconds_per_token: Final = 2 * work.num_active_parameters / flops_s
         self._seconds_weights: Final = work.weight_bytes / bytes_s
         self._seconds_experts: Final = work.expert_bytes / bytes_s
@@ -130,6 +139,18 @@ class StepTimeModel:
 
         `local`: context and pairs of each of the reaches.
         """
+        compute, read = self.sides(num_new, num_context, num_pairs, num_requests, local)
+        return self._overhead + (compute if compute > read else read)
+
+    def sides(
+        self,
+        num_new: int,
+        num_context: int,
+        num_pairs: float,
+        num_requests: int = 0,
+        local: list[tuple[int, float]] | None = None,
+    ) -> tuple[float, float]:
+        """Seconds of what is computed, and of what is read; the longer one counts."""
         compute = num_new * self._seconds_per_token + num_pairs * self._seconds_per_pair
         read = self._seconds_weights + num_context * self._seconds_per_context_token
         read += num_requests * self._seconds_per_request
@@ -139,7 +160,7 @@ class StepTimeModel:
             for (context, pairs), (byte_seconds, flop_seconds) in zip(local, self._local_costs, strict=True):
                 read += context * byte_seconds
                 compute += pairs * flop_seconds
-        return self._overhead + (compute if compute > read else read)
+        return compute, read
 
 
 def num_pairs(num_new: int, num_computed: int) -> float:
