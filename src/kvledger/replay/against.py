@@ -82,7 +82,7 @@ def _verdict(against: Against) -> str:
         parts.append(f"its mean times are within {TIME_FACTOR - 1:.0%}")
     for row in wrong:
         factor = row.replayed / row.low if row.low > 0 else 0.0
-        parts.append(f"{row.quantity} is {factor:.2f} times the server's")
+        parts.append(f"{row.quantity} is {factor:.2g} times the server's")
     words = "; ".join(parts) or "What both know agrees"
     advice = ". Step times of your own (--step-time) set the clock" if wrong else ""
     return words[0].upper() + words[1:] + advice + "."

@@ -1,5 +1,6 @@
 """What a real server did with some traffic, from what it leaves behind: its metrics, its log, or a recording."""
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -111,8 +112,10 @@ def _samples(path: str, content: str) -> Samples:
     try:
         for family in parser.text_string_to_metric_families(content):
             for sample in family.samples:
-                key = (sample.name, sample.labels.get("le", ""))
-                found[key] = found.get(key, 0.0) + float(sample.value)
+                value = float(sample.value)
+                if sample.name.startswith("vllm:") and math.isfinite(value):
+                    key = (sample.name, sample.labels.get("le", ""))
+                    found[key] = found.get(key, 0.0) + value
     except (ValueError, KeyError, IndexError) as broken:
         raise InputError(f"{path}: neither a scrape of /metrics nor vLLM's log ({broken})") from None
     if (_QUERIES, "") not in found:

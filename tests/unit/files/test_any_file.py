@@ -25,9 +25,13 @@ from kvledger.models.config import MAX_LAYERS
 from kvledger.models.sources import catalogue, find_in_catalogue
 from kvledger.plan.command_line import parse_pasted
 from kvledger.plan.counts import parse_bytes, parse_count, parse_counts, parse_length, parse_number
+from kvledger.plan.gpus import find_gpu
+from kvledger.replay.measured import read_measured
+from kvledger.replay.step_table import fit, read_step_table
 from kvledger.traces.lines import MAX_LINE_BYTES
 from tests.conftest import LONG
 from tests.unit.files.mangle import broken_bytes, mangled, mangled_lines
+from tests.unit.replay.engines import LLAMA_WORK
 from tests.unit.traces.recordings import mooncake, write
 from tests.unit.traces.samples import ASKED_FOR, SAMPLES, TEXTS
 from tests.unit.traces.words import tokenizer_file
@@ -119,6 +123,57 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path, pack: Any) -> None:
     code, out, _ = command("replay", str(path), *SMALL_ENGINE[2:], "--num-blocks", "200")
     writer.join()
     assert (code, json.loads(out)["num_finished"]) == (0, 3)
+
+
+# What a replay is held against, and what sets its clock
+
+STEPS = "prefill_tokens,prefill_computed,decode_requests,decode_context,milliseconds"
+SCRAPE = """# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{engine="0"} 900.0
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 3
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} 5
+vllm:time_to_first_token_seconds_count{engine="0"} 5
+vllm:time_to_first_token_seconds_sum{engine="0"} 0.7"""
+LOG_LINE = (
+    "Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs, Preemptions: 3, GPU KV cache"
+)
+MEASURED = {
+    "scrape": SCRAPE.splitlines(),
+    "log": [f"{LOG_LINE} usage: 40.0%, Prefix cache hit rate: 20.0%", "another"],
+    "recording": SAMPLES["kvledger"],
+}
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+@settings(max_examples=25 * LONG)
+@given(data=st.data())
+def test_what_a_server_left(kind: str, folder: Path, data: st.DataObject) -> None:
+    path = folder / kind
+    path.write_bytes(
+        data.draw(st.one_of(mangled_lines(MEASURED[kind]), broken_bytes("\n".join(MEASURED[kind]).encode())))
+    )
+    with suppress(KVLedgerError):
+        found = read_measured(str(path))
+        for latency in (found.ttft, found.itl, found.e2e):
+            if latency is not None and latency.has_distribution:
+                low, high = latency.range_of(0.99)
+                assert low <= high
+
+
+@settings(max_examples=60 * LONG)
+@given(
+    rows=st.lists(st.lists(st.sampled_from(["0", "1", "64", "8192", "1e30", "-1", "x", "", "0.5", "nan"]), max_size=6)),
+    data=st.data(),
+)
+def test_a_table_of_steps(folder: Path, rows: list[list[str]], data: st.DataObject) -> None:
+    path = folder / "steps.csv"
+    text = "\n".join([STEPS, *map(",".join, rows)]).encode()
+    path.write_bytes(data.draw(st.one_of(st.just(text), broken_bytes(text))))
+    with suppress(KVLedgerError):
+        model, found = fit(read_step_table(str(path)), LLAMA_WORK, find_gpu("H100"), 1)
+        assert model.seconds(1, 1, 1.0) >= 0.0
+        assert found.median_error <= found.largest_error
 
 
 # Plans and layouts of a replay

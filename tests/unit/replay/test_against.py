@@ -133,7 +133,7 @@ def test_a_server_of_half_the_speed_is_seen(tmp_path: Path) -> None:
     rows = {row.quantity: row for row in against.rows}
     assert rows["time to first token, mean"].verdict == "faster"
     assert rows["hit rate, tokens"].verdict == "agrees"
-    assert "time to first token, mean is 0.50 times the server's" in against.verdict
+    assert "time to first token, mean is 0.5 times the server's" in against.verdict
     assert against.verdict.endswith("Step times of your own (--step-time) set the clock.")
 
 
