@@ -110,6 +110,14 @@ class ReplayOptions(PlannedEngineOptions, TraceSource):
             rich_help_panel=HOW,
         ),
     ] = False
+    by_steps: Annotated[
+        bool,
+        Option(
+            "--by-steps",
+            help="Requests come at the recorded server's own steps (KVLEDGER_RECORD_STEPS=1).",
+            rich_help_panel=HOW,
+        ),
+    ] = False
     session_gap: Annotated[float, number(HOW, "Mean seconds between the starts of two sessions.")] = 30.0
     speed_up: Annotated[float, number(HOW, "Divide all times between arrivals by this.")] = 1.0
     seed: Annotated[int, whole(HOW, "Seed of the gaps between sessions.")] = 0

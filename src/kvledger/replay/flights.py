@@ -94,6 +94,8 @@ class FlightBook:
         self._late: Final[dict[str, float]] = {}
         # Request id -> what it samples when it is scheduled.
         self._samples: Final[dict[str, int]] = {}
+        # Those whose answers are known token by token.
+        self._answers: Final[dict[str, tuple[Request, list[int]]]] = {}
         self._is_stale: bool = True
         self._previous_end: float = 0.0
         # Of the step that is open.
@@ -109,9 +111,12 @@ class FlightBook:
         self._first: list[Flight] = []
         self._ids: list[str] = []
 
-    def add(self, flight: Flight) -> None:
-        """A request that the scheduler has accepted."""
-        self._flights[flight.request.request_id] = flight
+    def add(self, flight: Flight, answer: list[int] | None) -> None:
+        """A request that the scheduler has accepted. `answer`: what it generates, if not one token over and over."""
+        request_id = flight.request.request_id
+        self._flights[request_id] = flight
+        if answer is not None:
+            self._answers[request_id] = (flight.request, answer)
 
     def remove(self, request_id: str) -> Flight:
         """A request that is finished or was ended."""
@@ -119,6 +124,7 @@ class FlightBook:
         self._prefilling.pop(request_id, None)
         self._late.pop(request_id, None)
         self._samples.pop(request_id, None)
+        self._answers.pop(request_id, None)
         return self._flights.pop(request_id)
 
     def open_step(self, output: SchedulerOutput) -> None:
@@ -150,6 +156,15 @@ class FlightBook:
             samples = self._samples
             self.sampled = [samples[request_id] for request_id in ids]
             self._is_stale = len(self._prefilling) > 0 or len(self._late) > 0
+        if self._answers:
+            self._speak(ids)
+
+    def _speak(self, ids: list[str]) -> None:
+        for row, request_id in enumerate(ids):
+            known = self._answers.get(request_id)
+            if known is not None and self.sampled[row] >= 0:
+                request, answer = known
+                self.sampled[row] = answer[request.num_output_tokens]
 
     def close_step(self, end: float) -> int:
         """The step ends then. Times its first tokens and returns the number of the others, whose gap is the step."""

@@ -28,6 +28,7 @@ from kvledger.traces.arrivals import (
     LimitedArrivals,
     RecordedArrivals,
     SessionArrivals,
+    StepArrivals,
 )
 from kvledger.traces.prompts import HASH_CHOICES, make_prompt_maker
 from kvledger.traces.reader import TraceReader
@@ -50,6 +51,7 @@ class ReplayHow:
     hash: str = "sha256"
     sequential: bool = False
     closed_loop: bool = False
+    by_steps: bool = False
     session_gap: float = 30.0
     speed_up: float = 1.0
     seed: int = 0
@@ -79,6 +81,9 @@ class ReplayHow:
             raise wrong_value("limit", self.limit, "out of range", "give 1 or more")
         if self.step_time is not None and self.step_overhead != ReplayHow.step_overhead:
             raise wrong_value("step_overhead", self.step_overhead, "step_time says so itself", "give one of the two")
+        if self.by_steps and (self.closed_loop or self.sequential or self.speed_up != 1.0):
+            problem = "the recorded steps say when requests come"
+            raise wrong_value("by_steps", True, problem, "leave out closed_loop, sequential and speed_up")
         if self.sequential:
             for names, reason in ((NEED_TIME, "no time passes"), (NEED_OTHERS, "nobody competes")):
                 for name in names:
@@ -160,7 +165,12 @@ def arrivals_of(reader: TraceReader, how: ReplayHow) -> Arrivals:
     arrivals: Arrivals
     if how.closed_loop and not reader.has_sessions:
         raise wrong_value("closed_loop", True, f"the {reader.name} format has no sessions", "leave it out")
-    if reader.has_clock and not how.closed_loop:
+    if how.by_steps:
+        if not reader.has_steps:
+            problem = "the trace does not say at which step of the server its requests came"
+            raise wrong_value("by_steps", True, problem, "leave it out, or record with KVLEDGER_RECORD_STEPS=1")
+        arrivals = StepArrivals(reader.requests())
+    elif reader.has_clock and not how.closed_loop:
         arrivals = RecordedArrivals(reader.requests(), how.speed_up)
     else:
         if reader.needs_closed_loop and not (how.closed_loop or how.sequential):

@@ -46,6 +46,7 @@ class ScheduledReplay:
         evictions = EvictionMeter()
         manager = config.make_manager(maker, evictions)
         self._arrivals: Final = arrivals
+        self._counts_steps: Final = arrivals.counts_steps
         self._maker: Final = maker
         self._step_time: Final = step_time
         self._check: Final = config.check
@@ -73,6 +74,9 @@ class ScheduledReplay:
         scheduler = self._scheduler
         tally = self._tally
         while True:
+            if self._counts_steps:
+                self._arrivals.reach(tally.num_steps + 1, self._now, not scheduler.has_unfinished_requests)
+                self._next_arrival = self._arrivals.next_time()
             if self._next_arrival <= self._now:
                 self._collect_arrivals()
             if self._backlog:
@@ -150,7 +154,7 @@ class ScheduledReplay:
             request = self._maker.make(recorded, serial)
             self._scheduler.add_request(request)
             tally.accept(recorded.num_prompt_tokens)
-            self._book.add(Flight(recorded, request, serial, arrival))
+            self._book.add(Flight(recorded, request, serial, arrival), self._maker.answer(recorded, serial))
 
     def _drop_outgrown(self, output: SchedulerOutput) -> None:
         for request_id in output.errors:

@@ -2,6 +2,7 @@
 
     recorded    every request at its recorded time; sessions overlap as their starts say
     closed loop a session's next request comes think_time after its last one finished
+    steps       before the scheduler's step of the number that the recorded server had then
 
 Sessions that are recorded without a common clock have their starts drawn: exponential gaps of a given mean, from a
 seed. A speed-up divides every time between arrivals: recorded times, gaps between sessions and think times.
@@ -18,7 +19,9 @@ from kvledger.traces.trace_request import TraceRequest, TraceSession
 
 
 class Arrivals(ABC):
-    """A stream of requests in the order of arrival."""
+    """A stream of requests in the order of arrival. `counts_steps`: it wants to be told of every step."""
+
+    counts_steps: bool = False
 
     def __init__(self, speed_up: float) -> None:
         self._speed_up: Final = speed_up
@@ -35,6 +38,10 @@ class Arrivals(ABC):
         """This request is done: finished, or refused. Recorded arrivals do not care."""
         return
 
+    def reach(self, step: int, now: float, is_idle: bool) -> None:
+        """The step of that number comes next, at that time. `is_idle`: nobody is there to be computed."""
+        return
+
 
 class RecordedArrivals(Arrivals):
     """Requests without sessions, at their recorded times."""
@@ -46,6 +53,38 @@ class RecordedArrivals(Arrivals):
 
     def next_time(self) -> float:
         return math.inf if self._next is None else self._next.arrival_time / self._speed_up
+
+    def take(self) -> TraceRequest:
+        taken = self._next
+        assert taken is not None
+        self._next = next(self._requests, None)
+        return taken
+
+
+class StepArrivals(Arrivals):
+    """Requests at the recorded server's own steps, so that a replay of the same engine decides as it did, step by step.
+
+    REQUIRES a recording of one server that has the steps.
+    """
+
+    counts_steps = True
+
+    def __init__(self, requests: Iterator[TraceRequest]) -> None:
+        super().__init__(1.0)
+        self._requests: Final = requests
+        self._next: TraceRequest | None = next(requests, None)
+        self._step: int = 0
+        self._now: float = 0.0
+        # Steps that the server took beyond those of the replay, to say that everybody has ended.
+        self._num_ahead: int = 0
+
+    def reach(self, step: int, now: float, is_idle: bool) -> None:
+        if is_idle and self._next is not None:
+            self._num_ahead = self._next.step - step
+        self._step, self._now = step + self._num_ahead, now
+
+    def next_time(self) -> float:
+        return math.inf if self._next is None or self._next.step > self._step else self._now
 
     def take(self) -> TraceRequest:
         taken = self._next
@@ -129,6 +168,7 @@ class LimitedArrivals(Arrivals):
 
     def __init__(self, arrivals: Arrivals, num_requests: int) -> None:
         super().__init__(1.0)
+        self.counts_steps = arrivals.counts_steps
         self._arrivals: Final = arrivals
         self._num_left: int = num_requests
 
@@ -141,3 +181,6 @@ class LimitedArrivals(Arrivals):
 
     def finished(self, request: TraceRequest, now: float) -> None:
         self._arrivals.finished(request, now)
+
+    def reach(self, step: int, now: float, is_idle: bool) -> None:
+        self._arrivals.reach(step, now, is_idle)

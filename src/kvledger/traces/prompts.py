@@ -5,7 +5,7 @@ n tokens in common exactly when their trace blocks say so:
 
     trace block of id x   every token is the number given to (scope, x), counting up from 0
     behind the last id    every token is a number of this request alone, counting down from 2**32 - 1
-    generated tokens      every token is another number of this request alone
+    generated tokens      as prompts, where the trace has ids of the answer; behind them, another number of this request
 
 Trace blocks are cut into engine blocks of any size, whether or not it divides theirs. `NamedPrompts` does without
 content and hashing: it names every engine block by the path of ids that leads to it, so that only the ledger is
@@ -45,6 +45,10 @@ class PromptMaker(ABC):
     def make(self, recorded: TraceRequest, serial: int) -> Request:
         """The request of that serial number; its id is the number."""
 
+    def answer(self, recorded: TraceRequest, serial: int) -> list[int] | None:
+        """The tokens that it generates, where the trace knows blocks of them and they are hashed; else output_token."""
+        return None
+
 
 def output_token(serial: int) -> int:
     """The token that this request generates again and again."""
@@ -72,7 +76,9 @@ class TokenPrompts(PromptMaker):
     def make(self, recorded: TraceRequest, serial: int) -> Request:
         numbers = self._numbers[recorded.scope]
         num_repeats = recorded.block_size
-        packed = b"".join([numbers[x].to_bytes(TOKEN_BYTES, "little") * num_repeats for x in recorded.hash_ids])
+        # The block that the prompt begins and the answer fills has one name.
+        ids = recorded.hash_ids + recorded.output_ids[:1]
+        packed = b"".join([numbers[x].to_bytes(TOKEN_BYTES, "little") * num_repeats for x in ids])
         num_bytes = recorded.num_prompt_tokens * TOKEN_BYTES
         if len(packed) > num_bytes:
             packed = packed[:num_bytes]
@@ -80,6 +86,18 @@ class TokenPrompts(PromptMaker):
             own_token = (_LAST_TOKEN - 2 * serial - 1).to_bytes(TOKEN_BYTES, "little")
             packed += own_token * (recorded.num_prompt_tokens - len(packed) // TOKEN_BYTES)
         return _request(recorded, serial, packed)
+
+    def answer(self, recorded: TraceRequest, serial: int) -> list[int] | None:
+        if not recorded.output_ids:
+            return None
+        numbers, block_size = self._numbers[recorded.scope], recorded.block_size
+        tokens: list[int] = []
+        for x in recorded.output_ids:
+            tokens += [numbers[x]] * block_size
+        # The first of these blocks begins in the prompt.
+        del tokens[: recorded.num_prompt_tokens % block_size]
+        tokens += [output_token(serial)] * (recorded.num_output_tokens - len(tokens))
+        return tokens
 
 
 class NamedPrompts(PromptMaker):
@@ -107,12 +125,17 @@ class NamedPrompts(PromptMaker):
         """Names of all blocks that the request will ever fill."""
         nodes: list[int] = []
         node = -1 - recorded.scope
-        for x in recorded.hash_ids:
+        num_most = recorded.num_prompt_tokens
+        ids = recorded.hash_ids
+        if recorded.output_ids:
+            num_most += recorded.num_output_tokens
+            ids = ids + recorded.output_ids
+        for x in ids:
             node = self._nodes[node, x]
             nodes.append(node)
         block_size = self._block_size
         num_ahead = self.hasher.num_lookahead_tokens
-        num_known = min(recorded.num_prompt_tokens, len(nodes) * recorded.block_size)
+        num_known = min(num_most, len(nodes) * recorded.block_size)
         num_shareable = max(0, num_known - num_ahead) // block_size
         cut = self._cut(recorded.block_size) if num_ahead == 0 else None
         if cut is not None:

@@ -30,6 +30,7 @@ class TraceReader(ABC):
     takes_block_size: bool = False
     has_clock: bool = True
     has_sessions: bool = False
+    has_steps: bool = False
     # Whether nothing is known of the times within a session.
     needs_closed_loop: bool = False
 

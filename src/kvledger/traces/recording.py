@@ -40,7 +40,8 @@ _MARK_START: Final = b'{"done"'
 
 class Header(msgspec.Struct, omit_defaults=True):
     """The first line. `start`: of the trace's clock, in seconds since the epoch. `ids`: who numbered: files of one name
-    mean the same by equal ids, scopes and sessions. `order`: of the rows; see Mark. `source`: where it is from.
+    mean the same by equal ids, scopes and sessions. `order`: of the rows; see Mark. `steps`: whether every row has its
+    step. `source`: where it is from.
 
     `clock` "session": times count from each session's start, and a session's rows stand together. `turns` "follow":
     nothing is known of times within a session, whose next turn follows the answer.
@@ -54,23 +55,25 @@ class Header(msgspec.Struct, omit_defaults=True):
     order: Literal["arrival", "finish"] = "arrival"
     clock: Literal["trace", "session"] = "trace"
     turns: Literal["recorded", "follow"] = "recorded"
+    steps: bool = False
     source: str | None = None
 
 
 class Row(msgspec.Struct, omit_defaults=True):
     """One request. Times are seconds of the trace's clock; what is None is not known.
 
-    `ids`: one for every whole block of prompt tokens, or one for the partial block at the end as well. `block`: this
-    row's own block size. `think`: between the session's answer before and this request. Of the server it was recorded
-    on: `first` and `end`, when its first and last token were there; `hit`, prompt tokens found cached at its first
-    admission; `preempted`, how often; `step`, the number of the first step that could schedule it; `finish`, why it
-    ended.
+    `ids`: one for every whole block of prompt tokens, or one for the partial block at the end as well. `out_ids`: one
+    for every whole block that the answer filled, behind whole blocks of the prompt. `block`: this row's own block size.
+    `think`: between the session's answer before and this request. Of the server it was recorded on: `first` and `end`,
+    when its first and last token were there; `hit`, prompt tokens found cached at its first admission; `preempted`, how
+    often; `step`, the number of the first step that could schedule it; `finish`, why it ended.
     """
 
     t: Seconds
     num_prompt_tokens: PromptTokens = msgspec.field(name="in")
     num_output_tokens: OutputTokens = msgspec.field(name="out")
     ids: list[int] = msgspec.field(default_factory=list)
+    out_ids: list[int] = msgspec.field(default_factory=list)
     scope: _Number = 0
     session: _Number = 0
     priority: Priority = 0
@@ -102,6 +105,7 @@ class RecordingReader(TraceReader):
         self.block_size = self.header.block_size
         self.has_clock = self.header.clock == "trace" and self.header.turns == "recorded"
         self.needs_closed_loop = self.header.turns == "follow"
+        self.has_steps = self.header.steps
         # The part that is read, and where its clock and its numbers lie in the trace's.
         self._part: Header = self.header
         self._offset: float = 0.0
@@ -164,6 +168,9 @@ class RecordingReader(TraceReader):
             if row.ids and problem is not None:
                 self.lines.bad("ids", problem)
                 continue
+            if row.out_ids and (problem := self._out_ids_problem(row)) is not None:
+                self.lines.bad("out_ids", problem)
+                continue
             self._place(row)
             if not follows_clock and (row.session != session or row.session == 0):
                 session, latest = row.session, 0.0
@@ -204,6 +211,18 @@ class RecordingReader(TraceReader):
     def _block_size(self, row: Row) -> int:
         return row.block or self._part.block_size
 
+    def _out_ids_problem(self, row: Row) -> str | None:
+        block_size = self._block_size(row)
+        num_prompt = row.num_prompt_tokens // block_size
+        if len(row.ids) != num_prompt:
+            return f"expected {num_prompt} ids before them, one for every whole block of the prompt, got {len(row.ids)}"
+        most = (row.num_prompt_tokens + row.num_output_tokens) // block_size - num_prompt
+        if len(row.out_ids) > most:
+            return (
+                f"expected {most} at the most, one for every whole block that the answer fills, got {len(row.out_ids)}"
+            )
+        return None
+
     def _place(self, row: Row) -> None:
         """Puts a row of a part into the whole trace."""
         row.block = self._block_size(row)
@@ -239,4 +258,6 @@ class RecordingReader(TraceReader):
             session,
             row.priority,
             think or 0.0,
+            row.out_ids,
+            row.step or 0,
         )

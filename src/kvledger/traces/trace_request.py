@@ -31,7 +31,9 @@ class TraceRequest(msgspec.Struct, gc=False):
     Its prompt is len(hash_ids) blocks of `block_size` tokens, cut to num_prompt_tokens; tokens beyond the last id
     belong to this request alone. Equal ids within one `scope` mean equal blocks; scope 0 is the whole trace.
     `arrival_time`: seconds since the trace began. `think_time`: seconds between the end of the session's request before
-    and this one, for the closed loop. `session` 0: the request belongs to none.
+    and this one, for the closed loop. `session` 0: the request belongs to none. `output_ids`: of whole blocks that the
+    answer filled, behind those of whole prompt blocks; what it filled beyond them is this request's alone. `step`: of
+    the recorded server, the first that could schedule it; 0: not known.
     """
 
     arrival_time: float
@@ -43,6 +45,8 @@ class TraceRequest(msgspec.Struct, gc=False):
     session: int = 0
     priority: int = 0
     think_time: float = 0.0
+    output_ids: list[int] = []
+    step: int = 0
 
 
 class TraceSession(msgspec.Struct):

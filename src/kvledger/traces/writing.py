@@ -65,14 +65,17 @@ class TraceWriter:
     def add(self, time: float, request: TraceRequest) -> None:
         """The next request, at that time of the traffic's clock."""
         ids, scope, session = request.hash_ids, request.scope, request.session
+        output_ids = request.output_ids
         if self._numbers is not None:
-            ids, scope, session = self._numbers.ids(ids, scope), 0, self._numbers.session(session)
+            ids, output_ids = self._numbers.ids(ids, scope), self._numbers.ids(output_ids, scope)
+            scope, session = 0, self._numbers.session(session)
         has_own_size = bool(ids) and request.block_size != self._block_size
         row = Row(
             round(time, _DECIMALS),
             request.num_prompt_tokens,
             request.num_output_tokens,
             ids=ids,
+            out_ids=output_ids,
             scope=self._own(scope),
             session=self._own(max(0, session)),
             priority=request.priority,

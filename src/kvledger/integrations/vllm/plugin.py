@@ -12,13 +12,19 @@ from typing import Any, Final
 
 # Unset: off, like the words below. force: on, whatever the version of vLLM. Anything else: on.
 SWITCH: Final = "KVLEDGER_VLLM"
+# A file that traffic is recorded into; see recorder.py.
+RECORD: Final = "KVLEDGER_RECORD"
 _OFF: Final = ("", "0", "false", "no", "off")
 
 
 def register() -> None:
-    """Called by vLLM for every plugin that is installed. Does nothing unless the switch is on."""
+    """Called by vLLM for every plugin that is installed. Does nothing unless a switch is on."""
     if _setting() not in _OFF:
         install()
+    if os.environ.get(RECORD, "").strip():
+        from kvledger.integrations.vllm.recorder import install_recorder
+
+        install_recorder()
 
 
 def _setting() -> str:
