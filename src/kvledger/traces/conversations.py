@@ -14,20 +14,17 @@ comes back in the next prompt nothing is cached here, because the replay makes u
 """
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import count
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from kvledger.errors import ConfigError, wrong_value
 from kvledger.files.decoding import decode, describe
 from kvledger.traces.clock import iso_seconds
 from kvledger.traces.first_record import FirstRecord
 from kvledger.traces.lines import TraceLines
 from kvledger.traces.reader import TraceReader
+from kvledger.traces.tokenizer import Message, TokenBlocks
 from kvledger.traces.trace_request import MAX_TOKENS, TraceRequest, TraceSession
 
 _BLOCK_SIZE: Final = 16
@@ -35,41 +32,20 @@ _BLOCK_SIZE: Final = 16
 Messages = list[tuple[str, str]]
 
 
-class Tokenizer:
-    """Text to token ids. `path`: a tokenizer.json, or a directory with one."""
-
-    def __init__(self, path: str) -> None:
-        try:
-            from tokenizers import Tokenizer as Loaded
-        except ImportError:
-            raise ConfigError("texts need the tokenizers package: pip install 'kvledger[traces]'") from None
-        file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-        try:
-            self._tokenizer: Any = Loaded.from_file(str(file))
-        except Exception as failed:  # the package raises nothing narrower
-            problem = f"no tokenizer can be read from it ({failed})"
-            raise wrong_value("tokenizer", path, problem, "give a tokenizer.json or a directory with one") from None
-
-    def tokens(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-
 class TextReader(TraceReader):
-    """What the three have in common. `tokenizer` is set by whoever opens the trace."""
+    """What the three have in common."""
 
     block_size = _BLOCK_SIZE
     takes_block_size = True
     has_clock = False
     has_sessions = True
     needs_closed_loop = True
+    tokenizer_use = "must"
     record: type[msgspec.Struct]
 
     def __init__(self, lines: TraceLines, block_size: int | None) -> None:
         super().__init__(lines, block_size)
-        self.tokenizer: Tokenizer | None = None
-        # (block before, its tokens) -> a number of the block and all before it.
-        self._blocks: Final[defaultdict[tuple[int, tuple[int, ...]], int]] = defaultdict(count(1).__next__)
+        self._blocks: Final = TokenBlocks()
 
     def sessions(self) -> Iterator[TraceSession]:
         decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(self.record)
@@ -107,17 +83,13 @@ class TextReader(TraceReader):
     def prompt(self, tokens: list[int], num_output: int, number: int) -> TraceRequest:
         """One request with that prompt."""
         size = self.block_size
-        ids: list[int] = []
-        block = 0
-        for end in range(size, len(tokens) + 1, size):
-            block = self._blocks[block, tuple(tokens[end - size : end])]
-            ids.append(block)
+        ids = self._blocks.ids(tokens, size)
         num_output = min(max(1, num_output), MAX_TOKENS)
         return TraceRequest(0.0, len(tokens), num_output, ids, size, session=number)
 
     def _rendered(self, role: str, text: str) -> list[int]:
         assert self.tokenizer is not None
-        return self.tokenizer.tokens(f"{role}\n{text}\n")
+        return self.tokenizer.message(role, text)
 
 
 class _ShareGptTurn(msgspec.Struct):
@@ -145,24 +117,8 @@ class ShareGptReader(TextReader):
         return self.conversation(messages, number)
 
 
-class _Part(msgspec.Struct):
-    text: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[_Part] | None = None
-
-    @property
-    def text(self) -> str:
-        """The text in it; images and the like count for nothing."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join([part.text or "" for part in self.content or []])
-
-
 class _WildChatRecord(msgspec.Struct):
-    conversation: list[_Message]
+    conversation: list[Message]
     timestamp: str | None = None
 
 
@@ -197,7 +153,7 @@ class WildChatReader(TextReader):
 
 
 class _Body(msgspec.Struct):
-    messages: list[_Message] | None = None
+    messages: list[Message] | None = None
     prompt: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None

@@ -9,7 +9,7 @@ from kvledger.traces.agent_sessions import AgentSessionReader
 from kvledger.traces.azure import AzureReader
 from kvledger.traces.bailian import BailianReader
 from kvledger.traces.burstgpt import BurstGptReader
-from kvledger.traces.conversations import OpenAiBatchReader, ShareGptReader, TextReader, Tokenizer, WildChatReader
+from kvledger.traces.conversations import OpenAiBatchReader, ShareGptReader, WildChatReader
 from kvledger.traces.dynamo import DynamoReader
 from kvledger.traces.fields import FieldsReader, parse_fields
 from kvledger.traces.first_record import FirstRecord
@@ -21,6 +21,7 @@ from kvledger.traces.reader import TraceReader
 from kvledger.traces.recording import RecordingReader
 from kvledger.traces.recordings import MergedRecordings
 from kvledger.traces.session_rows import AiperfReader, MooncakeSessionReader
+from kvledger.traces.tokenizer import Tokenizer
 from kvledger.traces.trace_request import TraceError
 from kvledger.traces.untimed import UntimedReader
 
@@ -93,13 +94,14 @@ def open_trace(
 
 
 def _give_tokenizer(reader: TraceReader, tokenizer: str | None) -> None:
-    if isinstance(reader, TextReader):
-        if tokenizer is None:
+    if tokenizer is None:
+        if reader.tokenizer_use == "must":
             problem = f"a {reader.name} trace is text, and how many tokens it has is the tokenizer's to say"
             raise wrong_value("tokenizer", None, problem, "give the model's tokenizer.json")
-        reader.tokenizer = Tokenizer(tokenizer)
-    elif tokenizer is not None:
+    elif reader.tokenizer_use == "none":
         raise wrong_value("tokenizer", tokenizer, f"a {reader.name} trace has no texts", "leave it out")
+    else:
+        reader.tokenizer = Tokenizer(tokenizer)
 
 
 def _named(format_name: str) -> type[TraceReader]:

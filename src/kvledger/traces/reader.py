@@ -13,6 +13,7 @@ from kvledger.core.units import cdiv
 from kvledger.files.decoding import decode, describe
 from kvledger.traces.first_record import FirstRecord
 from kvledger.traces.lines import TraceLines
+from kvledger.traces.tokenizer import Tokenizer
 from kvledger.traces.trace_request import MAX_SECONDS, TraceRequest, TraceSession
 
 
@@ -33,11 +34,15 @@ class TraceReader(ABC):
     has_steps: bool = False
     # Whether nothing is known of the times within a session.
     needs_closed_loop: bool = False
+    # Whether its texts need a tokenizer ("must"), may need one ("may"), or there are none ("none").
+    tokenizer_use: str = "none"
 
     def __init__(self, lines: TraceLines, block_size: int | None) -> None:
         self.lines: Final = lines
         # What the user should know of this trace.
         self.notes: list[str] = []
+        # Given by whoever opens the trace.
+        self.tokenizer: Tokenizer | None = None
         if block_size is not None:
             self.block_size = block_size
 

@@ -33,7 +33,7 @@ from tests.conftest import LONG
 from tests.unit.files.mangle import broken_bytes, mangled, mangled_lines
 from tests.unit.replay.engines import LLAMA_WORK
 from tests.unit.traces.recordings import mooncake, write
-from tests.unit.traces.samples import ASKED_FOR, SAMPLES, TEXTS
+from tests.unit.traces.samples import AIPERF_TEXTS, ASKED_FOR, SAMPLES, TEXTS
 from tests.unit.traces.words import tokenizer_file
 
 SMALL_ENGINE = ["--num-blocks", "30", "--block-size", "16", "--hash", "none", "--json"]
@@ -69,10 +69,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(data=st.data())
 def test_a_trace(name: str, folder: Path, data: st.DataObject) -> None:
     path = folder / f"{name}.jsonl"
-    path.write_bytes(data.draw(mangled_lines(SAMPLES[name])))
+    sample = AIPERF_TEXTS if name == "aiperf" and data.draw(st.booleans()) else SAMPLES[name]
+    path.write_bytes(data.draw(mangled_lines(sample)))
     options = data.draw(st.sampled_from([["--skip-bad"], ["--sequential"], ["--closed-loop"], []]))
     named = ["--format", name] if name in ASKED_FOR or data.draw(st.booleans()) else []
-    texts = ["--tokenizer", str(tokenizer_file(folder))] if name in TEXTS else []
+    texts = ["--tokenizer", str(tokenizer_file(folder))] if name in TEXTS or sample is AIPERF_TEXTS else []
     if data.draw(st.booleans()):
         require_an_end("replay", str(path), *SMALL_ENGINE, *named, *options, *texts)
     else:

@@ -113,6 +113,17 @@ UNTIMED = [
     line(block_size=64, hash_ids=[2001, 2002], input_length=128),
     line(block_size=64, hash_ids=[2001], input_length=100),
 ]
+# A turn of 17 tokens, and 17 more behind an answer of 4; a history that is whole in each row; a row of its own.
+AIPERF_TEXTS = [
+    line(session_id="a", timestamp=0, text_input="a b c d e f g h i j k l m n o p q", output_length=4),
+    line(session_id="b", timestamp=500, messages=[{"role": "user", "content": "a " * 20}], output_length=9),
+    line(session_id="a", delay=2000, text_input="a b c d e f g h i j k l m n o p q", output_length=2),
+    line(session_id="b", timestamp=2500, output_length=2, messages=[
+        {"role": "user", "content": "a " * 20}, {"role": "assistant", "content": "z"}, {"role": "user", "content": "b"}]),
+    line(session_id="c", message_mode="delta", messages=[{"role": "user", "content": "a"}], output_length=2),
+    line(session_id="c", message_mode="delta", messages=[{"role": "user", "content": "b"}], output_length=2, delay=1),
+    line(timestamp=9000, text_input="x"),
+]  # fmt: skip
 SHAREGPT = [
     line(id="x", conversations=[{"from": "human", "value": "a b c"}, {"from": "gpt", "value": "d e"},
                                 {"from": "human", "value": "f"}, {"from": "gpt", "value": "g"}]),

@@ -6,7 +6,7 @@ import pytest
 
 from kvledger.errors import ConfigError
 from kvledger.traces.formats import open_trace
-from kvledger.traces.trace_request import TraceSession
+from kvledger.traces.trace_request import TraceError, TraceSession
 from tests.unit.traces import samples
 from tests.unit.traces.recordings import write
 from tests.unit.traces.words import tokenizer_file
@@ -51,6 +51,43 @@ def test_a_batch_is_requests_of_their_own(tmp_path: Path) -> None:
     assert (one.requests[0].num_prompt_tokens, one.requests[0].num_output_tokens) == (5, 20)
     assert (two.requests[0].num_prompt_tokens, two.requests[0].num_output_tokens) == (3, 3)
     assert one.start == two.start == 0.0
+
+
+def test_texts_of_aiperf_are_what_is_new_or_whole_histories(tmp_path: Path) -> None:
+    first, second, own, third = sessions(tmp_path, samples.AIPERF_TEXTS)
+    # 17 tokens, then 17 + 4 + 17; of the second prompt the answer is nobody's else, so one block is shared.
+    assert [request.num_prompt_tokens for request in first.requests] == [17, 38]
+    assert first.requests[1].hash_ids[:1] == first.requests[0].hash_ids
+    assert [request.think_time for request in first.requests] == [0.0, 2.0]
+    # A role and 20 words; then that, two tokens of the answer and two of the question.
+    assert [request.num_prompt_tokens for request in second.requests] == [21, 25]
+    assert second.requests[1].hash_ids == second.requests[0].hash_ids
+    assert (second.start, second.requests[1].arrival_time) == (0.5, 2.0)
+    assert (own.start, own.requests[0].num_prompt_tokens, own.requests[0].hash_ids) == (9.0, 1, [])
+    # Two tokens, an answer of two, two more.
+    assert (third.start, [request.num_prompt_tokens for request in third.requests]) == (None, [2, 6])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"session_id": "a", "output_length": 2}, "field input_length: expected one of input_length, text_input and"),
+        ({"text_input": "a", "input_length": 3}, "field input_length: expected one of .* got 2 of them"),
+        ({"session_id": "s", "input_length": 3, "delay": 1}, "expected either texts or lengths in all turns"),
+        ({"text_input": ""}, "field text_input: expected 1 to 33554432 tokens, got 0"),
+    ],
+)
+def test_rows_of_aiperf_that_are_broken(row: dict[str, object], message: str, tmp_path: Path) -> None:
+    lines = [samples.line(session_id="s", text_input="a", output_length=1), samples.line(**row)]
+    with pytest.raises(TraceError, match=f"line 2, {message}" if message.startswith("field") else message):
+        sessions(tmp_path, lines)
+
+
+def test_a_text_among_lengths_asks_for_a_tokenizer(tmp_path: Path) -> None:
+    reader = open_trace(write(tmp_path, samples.AIPERF_TEXTS[0]))
+    with pytest.raises(TraceError, match="line 1, field text_input: is a text: say with --tokenizer"):
+        list(reader.sessions())
+    reader.close()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no tokenizer"])

@@ -75,7 +75,7 @@ def test_an_id_for_every_512_tokens_is_mooncakes(tmp_path: Path) -> None:
 
 def test_whole_prompts_and_new_parts_that_cannot_be_told_apart_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(
-        TraceError, match=r"\(mooncake-sessions: .* whole prompts; aiperf: .* what is new in each turn\)"
+        TraceError, match=r"\(mooncake-sessions: .* whole prompts; aiperf: .* what is new in each turn; or texts\)"
     ):
         opened(tmp_path, samples.SESSION_ROWS)
 
@@ -147,6 +147,14 @@ def test_sessions_of_what_is_new(tmp_path: Path) -> None:
     # Id 1 is the same text in both turns: its 512 tokens begin the first and, behind 620 tokens, the second.
     assert two.hash_ids[155 : 155 + 128] == one.hash_ids[:128]
     assert not set(second.requests[0].hash_ids) & set(two.hash_ids)
+
+
+def test_pieces_are_the_same_in_all_sessions_so_that_they_share(tmp_path: Path) -> None:
+    """The single turn of b begins with the block that the two turns of a begin with."""
+    lines = [*samples.SESSION_ROWS, samples.line(session_id="c", timestamp=1600, input_length=512, hash_ids=[1])]
+    first, _, third = sessions(tmp_path, lines, "aiperf")
+    assert third.requests[0].block_size == first.requests[0].block_size == 4
+    assert third.requests[0].hash_ids == first.requests[0].hash_ids[:128]
 
 
 def test_dynamo_in_the_order_of_arrival(tmp_path: Path) -> None:
