@@ -9,8 +9,8 @@ A request is made for every answer: its prompt is all messages before it, its ou
 rendered as its role, a line end, its text and a line end, whatever the model's own template would make of it. Blocks
 are equal where all tokens up to their ends are; the tokens behind the last whole block are the request's own.
 
-A conversation has no times between its turns, so its next turn follows the answer (--closed-loop). Of an answer that
-comes back in the next prompt nothing is cached here, because the replay makes up its own.
+A conversation has no times between its turns, so its next turn follows the answer (--closed-loop). The answer is part
+of the next prompt, and is found there by an engine that has it cached.
 """
 
 from abc import abstractmethod
@@ -76,16 +76,17 @@ class TextReader(TraceReader):
         for role, text in messages:
             rendered = self._rendered(role, text)
             if role == "assistant" and tokens and len(tokens) <= MAX_TOKENS:
-                requests.append(self.prompt(tokens, len(rendered), number))
+                requests.append(self.prompt(tokens, len(rendered), number, rendered))
             tokens += rendered
         return requests
 
-    def prompt(self, tokens: list[int], num_output: int, number: int) -> TraceRequest:
-        """One request with that prompt."""
+    def prompt(self, tokens: list[int], num_output: int, number: int, answer: list[int] | None = None) -> TraceRequest:
+        """One request with that prompt; `answer`: the tokens that it generates, where they are known."""
         size = self.block_size
         ids = self._blocks.ids(tokens, size)
+        output_ids = self._blocks.ids(tokens + answer, size)[len(ids) :] if answer else []
         num_output = min(max(1, num_output), MAX_TOKENS)
-        return TraceRequest(0.0, len(tokens), num_output, ids, size, session=number)
+        return TraceRequest(0.0, len(tokens), num_output, ids, size, session=number, output_ids=output_ids)
 
     def _rendered(self, role: str, text: str) -> list[int]:
         assert self.tokenizer is not None

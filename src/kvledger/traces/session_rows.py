@@ -14,8 +14,8 @@ Both write the same fields and mean different prompts, so the format is asked fo
 Only AIPerf's have texts, which a tokenizer turns into tokens: "text_input", and "messages", which are the whole prompt
 unless "message_mode" is "delta".
 
-Of an answer in an AIPerf prompt no engine has the same tokens cached here, because the replay makes up its own; so hits
-end where the first answer begins.
+An answer is part of AIPerf's next prompt, and is found there by an engine that has it cached. With "messages" that are
+whole it is not: they hold the recorded answer, and an engine generates its own.
 """
 
 import math
@@ -74,8 +74,8 @@ class Turn(msgspec.Struct):
         return self.text_input is not None or self.messages is not None
 
 
-# Tokens, ids and block size of a turn's whole prompt.
-Prompt = tuple[int, list[int], int]
+# Tokens, ids and block size of a turn's whole prompt, and the ids of what its answer fills.
+Prompt = tuple[int, list[int], int, list[int]]
 
 
 class SessionRowReader(TraceReader):
@@ -126,7 +126,7 @@ class SessionRowReader(TraceReader):
         start = None if first is None else first / 1000.0
         time = 0.0
         requests: list[TraceRequest] = []
-        for turn, (num_tokens, ids, block_size) in zip(turns, self.prompts(turns), strict=True):
+        for turn, (num_tokens, ids, block_size, output_ids) in zip(turns, self.prompts(turns), strict=True):
             wait = turn.wait if requests else 0.0
             before = time
             if turn.timestamp is not None and start is not None:
@@ -148,6 +148,7 @@ class SessionRowReader(TraceReader):
                     number,
                     turn.priority,
                     think_time,
+                    output_ids,
                 )
             )
         return TraceSession(number, requests, start)
@@ -176,7 +177,7 @@ class MooncakeSessionReader(SessionRowReader):
         return _has_sessions(first)
 
     def prompts(self, turns: list[Turn]) -> list[Prompt]:
-        return [(turn.input_length or 0, turn.hash_ids or [], self.block_size) for turn in turns]
+        return [(turn.input_length or 0, turn.hash_ids or [], self.block_size, []) for turn in turns]
 
 
 class AiperfReader(SessionRowReader):
@@ -231,9 +232,11 @@ class AiperfReader(SessionRowReader):
         for turn in turns:
             num_tokens += turn.input_length or 0
             sequence += self._cut(turn, piece)
-            prompts.append((num_tokens, list(sequence), piece))
+            # The last turn may end inside a piece, and nobody asks for its answer again.
+            answer = [] if turn is turns[-1] else [self._own() for _ in range(turn.output_length // piece)]
+            prompts.append((num_tokens, list(sequence), piece, answer))
             num_tokens += turn.output_length
-            sequence += [self._own() for _ in range(turn.output_length // piece)]
+            sequence += answer
         return prompts
 
     def _cut(self, turn: Turn, piece: int) -> list[int]:
@@ -250,8 +253,11 @@ class AiperfReader(SessionRowReader):
             tokens = self._tokens(turn)
             if turn.messages is None or turn.message_mode == "delta":
                 tokens = before + tokens
-            prompts.append((len(tokens), self._blocks.ids(tokens, _TEXT_BLOCK_SIZE), _TEXT_BLOCK_SIZE))
+            ids = self._blocks.ids(tokens, _TEXT_BLOCK_SIZE)
             before = tokens + [self._unique() for _ in range(turn.output_length)]
+            is_asked_again = turn.messages is None or turn.message_mode == "delta"
+            output_ids = self._blocks.ids(before, _TEXT_BLOCK_SIZE)[len(ids) :] if is_asked_again else []
+            prompts.append((len(tokens), ids, _TEXT_BLOCK_SIZE, output_ids))
         return prompts
 
     def _tokens(self, turn: Turn) -> list[int]:

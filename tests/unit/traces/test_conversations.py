@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvledger.errors import ConfigError
+from kvledger.replay import RequestTable, replay
 from kvledger.traces.formats import open_trace
 from kvledger.traces.trace_request import TraceError, TraceSession
 from tests.unit.traces import samples
@@ -28,6 +29,8 @@ def test_every_answer_is_a_request_with_all_before_it(tmp_path: Path) -> None:
     assert first.requests[1].hash_ids[:2] == first.requests[0].hash_ids
     # The same question in another conversation is the same blocks.
     assert second.requests[0].hash_ids == first.requests[0].hash_ids
+    # The answer fills the rest of the fifth token's block, and one more: they are the next prompt's.
+    assert first.requests[0].output_ids == first.requests[1].hash_ids[2:3]
     assert first.start is None
 
 
@@ -55,9 +58,10 @@ def test_a_batch_is_requests_of_their_own(tmp_path: Path) -> None:
 
 def test_texts_of_aiperf_are_what_is_new_or_whole_histories(tmp_path: Path) -> None:
     first, second, own, third = sessions(tmp_path, samples.AIPERF_TEXTS)
-    # 17 tokens, then 17 + 4 + 17; of the second prompt the answer is nobody's else, so one block is shared.
+    # 17 tokens, then 17 + 4 + 17: one block is shared, and the answer fills none.
     assert [request.num_prompt_tokens for request in first.requests] == [17, 38]
     assert first.requests[1].hash_ids[:1] == first.requests[0].hash_ids
+    assert first.requests[0].output_ids == []
     assert [request.think_time for request in first.requests] == [0.0, 2.0]
     # A role and 20 words; then that, two tokens of the answer and two of the question.
     assert [request.num_prompt_tokens for request in second.requests] == [21, 25]
@@ -66,6 +70,20 @@ def test_texts_of_aiperf_are_what_is_new_or_whole_histories(tmp_path: Path) -> N
     assert (own.start, own.requests[0].num_prompt_tokens, own.requests[0].hash_ids) == (9.0, 1, [])
     # Two tokens, an answer of two, two more.
     assert (third.start, [request.num_prompt_tokens for request in third.requests]) == (None, [2, 6])
+
+
+def test_an_answer_is_hit_when_it_comes_back(tmp_path: Path) -> None:
+    """32 letters are two blocks; the answer of 33 fills two more, but its last token is computed by nobody."""
+    lines = [
+        samples.line(session_id="a", timestamp=0, text_input="a " * 32, output_length=33),
+        samples.line(session_id="a", delay=1000, text_input="b", output_length=1),
+    ]
+    path, words = write(tmp_path, *lines), str(tokenizer_file(tmp_path))
+    for how in ({"hash": "sha256"}, {"hash": "none"}):
+        table = RequestTable()
+        replay(path, tokenizer=words, closed_loop=True, block_size=16, listeners=[table], **how)
+        assert table.columns["prompt_tokens"] == [32, 66]
+        assert table.columns["hit_tokens"] == [0, 64]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,8 @@ def test_sessions_of_what_is_new(tmp_path: Path) -> None:
     # 512, 600 and 20 are multiples of 4.
     assert (one.block_size, len(one.hash_ids), len(two.hash_ids)) == (4, 150, 330)
     assert two.hash_ids[:150] == one.hash_ids
+    # The answer of 20 tokens lies between them.
+    assert two.hash_ids[150:155] == one.output_ids
     # Id 1 is the same text in both turns: its 512 tokens begin the first and, behind 620 tokens, the second.
     assert two.hash_ids[155 : 155 + 128] == one.hash_ids[:128]
     assert not set(second.requests[0].hash_ids) & set(two.hash_ids)
