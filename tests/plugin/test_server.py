@@ -8,7 +8,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 import kvledger
+from kvledger.traces.formats import open_trace
 from tests.plugin.models import REFERENCE
 
 ROOT = Path(__file__).parents[2]
@@ -37,12 +38,17 @@ def metadata(directory: Path) -> Path:
     return directory
 
 
-@contextmanager
-def server(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Its address and its log."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def server(directory: Path, **switches: str) -> Iterator[tuple[str, Path]]:
+    """Its address and its log."""
+    port = free_port()
     arguments = {"--model": REFERENCE / "smollm2", "--served-model-name": "smol", "--max-model-len": 512}
     arguments |= {"--block-size": 32, "--port": port, "--host": "127.0.0.1"}
     words = [str(word) for pair in arguments.items() for word in pair]
@@ -51,6 +57,8 @@ def server(directory: Path) -> Iterator[tuple[str, Path]]:
         "PYTHONPATH": os.pathsep.join([str(metadata(directory)), os.environ.get("PYTHONPATH", "")]),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_LOG_STATS_INTERVAL": "1",
+        **switches,
     }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *words]
     log = directory / "log"
@@ -86,17 +94,26 @@ def complete(address: str, prompt: str) -> str:
 
 def metrics(address: str) -> dict[str, float]:
     """Counters of /metrics, without their labels."""
+    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in scrape(address) if line.startswith("vllm:")}
+
+
+def scrape(address: str) -> list[str]:
     with urlopen(f"{address}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:")}
+        lines: list[str] = answer.read().decode().splitlines()
+        return lines
 
 
 def test_the_server_runs_on_the_ledger(tmp_path: Path) -> None:
-    with server(tmp_path) as (address, log):
+    why, recording = f"127.0.0.1:{free_port()}", tmp_path / "traffic.jsonl.gz"
+    with server(tmp_path, KVLEDGER_WHY=why, KVLEDGER_RECORD=str(recording)) as (address, log):
         prompt = "The capital of France is Paris. " * 12
         first = complete(address, prompt)
         assert complete(address, prompt) == first
         counted = metrics(address)
+        complete(address, "Once upon a time")
+        told = scrape(f"http://{why}")
+        # Written once a second; a server that is terminated may take the last second with it.
+        time.sleep(1.5)
     lines = [line for line in log.read_text().splitlines() if "keeps the KV cache of vLLM" in line]
     assert len(lines) == 1
     assert f"{kvledger.build_info()} keeps the KV cache of vLLM" in lines[0]
@@ -104,3 +121,26 @@ def test_the_server_runs_on_the_ledger(tmp_path: Path) -> None:
     assert counted["vllm:prefix_cache_hits_total"] >= 64
     assert counted["vllm:prefix_cache_queries_total"] >= 2 * counted["vllm:prefix_cache_hits_total"]
     assert counted["vllm:kv_cache_usage_perc"] == 0.0
+    require_why(told, log.read_text(), counted["vllm:prefix_cache_hits_total"])
+    require_recording(recording)
+
+
+def require_why(told: list[str], log: str, num_hit: float) -> None:
+    """The engine core's own port has the ledger's series, and its log a line that sums them up."""
+    labels = 'engine="0",model_name="smol"'
+    assert f'kvledger:prefix_cache_tokens_total{{{labels},reason="hit"}} {num_hit}' in told
+    assert f'kvledger:kv_cache_blocks{{{labels},state="live"}} 0.0' in told
+    assert any(line.startswith(f'kvledger:num_requests_without_tokens{{{labels},reason="blocks"}}') for line in told)
+    assert any(line.startswith("kvledger:prefix_cache_hits_total") and float(line.split()[-1]) >= 64 for line in told)
+    assert "why prompts miss and requests wait: http://127.0.0.1:" in log
+    assert "KV blocks: " in log
+    assert " prompt tokens: never seen " in log
+
+
+def require_recording(file: Path) -> None:
+    """What the server wrote until it was stopped can be read."""
+    with closing(open_trace(str(file))) as reader:
+        first, second, third = reader.requests()
+    assert first.num_prompt_tokens == second.num_prompt_tokens > 84
+    assert first.hash_ids == second.hash_ids
+    assert [request.num_output_tokens for request in (first, second, third)] == [6, 6, 6]

@@ -19,9 +19,9 @@ from kvledger.core.blocks.observer import EvictionCause
 from kvledger.core.watch.block_residency import BlockResidency
 from kvledger.errors import wrong_value
 from kvledger.metrics.buckets import RESIDENCY_SECONDS
-from kvledger.metrics.snapshot import Snapshot
+from kvledger.metrics.snapshot import Snapshot, WatchedScheduler
 from kvledger.metrics.target import MetricsTarget, require_labels
-from kvledger.scheduler import Scheduler, SchedulerOutput, WaitReason
+from kvledger.scheduler import SchedulerOutput, WaitReason
 
 # What vLLM calls deferred: the pass looked at them and went on with the next.
 _DEFERRED: Final = (WaitReason.EXTERNAL_LOAD, WaitReason.EXTERNAL_LOOKUP, WaitReason.STALE_OUTPUT)
@@ -69,7 +69,7 @@ class SchedulerMetrics:
     def __init__(
         self,
         target: MetricsTarget,
-        scheduler: Scheduler,
+        scheduler: WatchedScheduler,
         *,
         residency: BlockResidency | None = None,
         misses: Callable[[], Mapping[str, int]] | None = None,
@@ -98,8 +98,12 @@ class SchedulerMetrics:
     def step(self, output: SchedulerOutput) -> None:
         """Counts the step that schedule() just put together, and takes a snapshot when the last one is old."""
         self._num_scheduled_tokens += output.total_num_scheduled_tokens
-        if self._clock() >= self._next_time:
+        if self.is_due():
             self.update()
+
+    def is_due(self) -> bool:
+        """Whether the last snapshot is old."""
+        return self._clock() >= self._next_time
 
     def update(self) -> None:
         """Takes a snapshot now. For the thread that owns the scheduler."""
@@ -202,7 +206,7 @@ class SchedulerMetrics:
         return family
 
 
-def _cache_config(scheduler: Scheduler) -> dict[str, str]:
+def _cache_config(scheduler: WatchedScheduler) -> dict[str, str]:
     """What the ledger knows of vLLM's CacheConfig, under its names; lists of groups have commas."""
     manager = scheduler.manager
     groups = manager.config.groups

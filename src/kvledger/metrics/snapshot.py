@@ -6,12 +6,34 @@ live, cached and unused blocks always sum to the pool.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvledger.core.blocks.block_pool import PoolOccupancy
 from kvledger.core.blocks.kv_cache_blocks import GroupOccupancy
 from kvledger.core.blocks.observer import EvictionCause
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.lookups import PrefixCacheStats
-from kvledger.scheduler import Scheduler, WaitReason
+from kvledger.scheduler import WaitReason
+
+
+class WatchedScheduler(Protocol):
+    """What metrics look at: a Scheduler, or another one over a ledger of ours."""
+
+    @property
+    def manager(self) -> KVCacheManager: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_blocks_held_by_waiting(self) -> int: ...
+    @property
+    def num_blocks_held_by_orphans(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    def wait_counts(self) -> dict[WaitReason, int]: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +56,7 @@ class Snapshot:
     num_scheduled_tokens: int
 
     @classmethod
-    def of(cls, scheduler: Scheduler, num_scheduled_tokens: int, misses: Mapping[str, int]) -> "Snapshot":
+    def of(cls, scheduler: WatchedScheduler, num_scheduled_tokens: int, misses: Mapping[str, int]) -> "Snapshot":
         """O(blocks held), for the groups."""
         manager = scheduler.manager
         return cls(

@@ -417,6 +417,7 @@ class VllmKVCacheManager:
         ours.num_tokens = request.num_tokens
         ours.num_computed_tokens = request.num_computed_tokens
         ours.num_in_flight_tokens = request.num_in_flight_tokens
+        ours.num_preemptions = request.num_preemptions
         ours.shared_prefix_boundary = request.shared_prefix_boundary
         ours.block_hashes = request.block_hashes
         return ours

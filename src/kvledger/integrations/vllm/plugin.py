@@ -12,6 +12,8 @@ from typing import Any, Final
 
 # Unset: off, like the words below. force: on, whatever the version of vLLM. Anything else: on.
 SWITCH: Final = "KVLEDGER_VLLM"
+# Why prompts miss and requests wait, on a port and in the log; see why.py.
+WHY: Final = "KVLEDGER_WHY"
 # A file that traffic is recorded into; see recorder.py.
 RECORD: Final = "KVLEDGER_RECORD"
 _OFF: Final = ("", "0", "false", "no", "off")
@@ -25,6 +27,10 @@ def register() -> None:
         from kvledger.integrations.vllm.recorder import install_recorder
 
         install_recorder()
+    if os.environ.get(WHY, "").strip().lower() not in _OFF:
+        from kvledger.integrations.vllm.why import install_why
+
+        install_why()
 
 
 def _setting() -> str:

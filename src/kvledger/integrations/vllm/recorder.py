@@ -47,8 +47,6 @@ def install_recorder() -> None:
             _logger.warning("%s: requests are not recorded", RECORD, exc_info=True)
 
     make_recorded.is_recorded_by_kvledger = True  # type: ignore[attr-defined]
-    if getattr(make, "asks_kvledger", False):
-        make_recorded.asks_kvledger = True  # type: ignore[attr-defined]
     Scheduler.__init__ = make_recorded
 
 

@@ -1,0 +1,267 @@
+"""Why prompts missed and requests waited, on a running server: `KVLEDGER_VLLM=1 KVLEDGER_WHY=1 vllm serve ...`
+
+The engine core is a process of its own, behind the API server. What is known is known here, so here it is shown: as
+Prometheus series on a loopback port, and in a line of the log as often as vLLM logs its own. Both are read from one
+snapshot a second, and one when the last request has ended.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import wraps
+from time import monotonic
+from typing import Any, Final
+
+from prometheus_client import start_http_server
+
+from kvledger.core.blocks.block import KVCacheBlock
+from kvledger.core.blocks.kv_cache_blocks import PrefixHit
+from kvledger.core.blocks.observer import LedgerObserver
+from kvledger.core.ledger.kv_cache_manager import KVCacheManager
+from kvledger.core.requests.request import Request
+from kvledger.core.watch.miss_explainer import MissExplainer
+from kvledger.integrations.vllm.manager import VllmKVCacheManager
+from kvledger.integrations.vllm.plugin import WHY
+from kvledger.metrics.prometheus import MetricsTarget, SchedulerMetrics
+from kvledger.scheduler import WaitReason
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:9478"
+_logger = logging.getLogger("vllm.plugins.kvledger")
+
+
+def install_why() -> None:
+    """Every scheduler that is made from now on and has the ledger says why. Again is harmless."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    make = Scheduler.__init__
+    if getattr(make, "tells_kvledger_why", False):
+        return
+
+    @wraps(make)
+    def make_telling(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, vllm_config, *args, **kwargs)
+        try:
+            Why(self, vllm_config).attach()
+        except Exception:  # whatever it is, the server goes on
+            _logger.warning("%s: nothing is told", WHY, exc_info=True)
+
+    make_telling.tells_kvledger_why = True  # type: ignore[attr-defined]
+    Scheduler.__init__ = make_telling
+
+
+class _Lookups(LedgerObserver):
+    """Counts hits where requests are admitted, as the ledger's own scheduler does."""
+
+    def __init__(self, ledger: KVCacheManager) -> None:
+        self._ledger: Final = ledger
+
+    def request_admitted(self, request: Request, hit: PrefixHit, num_external_tokens: int) -> None:
+        self._ledger.record_prefix_lookup(request, hit.num_tokens, hit)
+        if num_external_tokens > 0:
+            self._ledger.record_external_lookup(request, hit.num_tokens, num_external_tokens)
+
+    def blocks_taken(self, group_id: int, blocks: list[KVCacheBlock]) -> None:
+        """Nothing to count."""
+
+
+class WatchedEngine:
+    """vLLM's scheduler over the ledger, as metrics look at one (metrics.snapshot.WatchedScheduler)."""
+
+    def __init__(self, scheduler: Any, ledger: KVCacheManager) -> None:
+        self._scheduler: Final = scheduler
+        self.manager: Final = ledger
+        self.num_steps: int = 0
+        self.num_preemptions: int = 0
+        # Of the last step.
+        self._has_preempted: bool = False
+        self._is_budget_spent: bool = False
+
+    def note_step(self, output: Any) -> None:
+        self.num_steps += 1
+        self._is_budget_spent = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
+        preempted = output.preempted_req_ids
+        self._has_preempted = bool(preempted)
+        if preempted:
+            self.num_preemptions += len(preempted)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        num_waiting: int = self._scheduler.get_request_counts()[1]
+        return num_waiting
+
+    @property
+    def num_blocks_held_by_waiting(self) -> int:
+        held = [self.manager.coordinator.get(request.request_id) for request in self._scheduler.kv_holding_waiting]
+        return sum(self.manager.coordinator.num_blocks_held(each) for each in held if each is not None)
+
+    @property
+    def num_blocks_held_by_orphans(self) -> int:
+        return 0
+
+    def wait_counts(self) -> dict[WaitReason, int]:
+        """Requests that wait, by what ended the last step's admissions. What waits for a grammar, or for more of its
+        input, counts as not considered."""
+        counts: dict[WaitReason, int] = {}
+        deferred = self._scheduler.deferred_waiting
+        for request in deferred:
+            is_load = request.status.name == "WAITING_FOR_REMOTE_KVS"
+            reason = WaitReason.EXTERNAL_LOAD if is_load else WaitReason.NOT_CONSIDERED
+            counts[reason] = counts.get(reason, 0) + 1
+        num_waiting = self.num_waiting - len(deferred)
+        if num_waiting > 0:
+            reason = self._ended_by()
+            if reason is WaitReason.BLOCKS:
+                counts[reason] = 1
+                reason, num_waiting = WaitReason.BEHIND, num_waiting - 1
+            if num_waiting > 0:
+                counts[reason] = counts.get(reason, 0) + num_waiting
+        return counts
+
+    def _ended_by(self) -> WaitReason:
+        if self._has_preempted:
+            return WaitReason.STEP_PREEMPTED
+        if len(self._scheduler.running) >= self._scheduler.max_num_running_reqs:
+            return WaitReason.MAX_NUM_SEQS
+        if self.manager.shortage is not None:
+            return WaitReason.BLOCKS
+        return WaitReason.TOKEN_BUDGET if self._is_budget_spent else WaitReason.NOT_CONSIDERED
+
+
+class Why:
+    """Of one scheduler."""
+
+    def __init__(self, scheduler: Any, vllm_config: Any) -> None:
+        self._scheduler: Final = scheduler
+        self._config: Final = vllm_config
+        self._engine: WatchedEngine | None = None
+
+    def attach(self) -> None:
+        manager = self._scheduler.kv_cache_manager
+        if not isinstance(manager, VllmKVCacheManager):
+            _logger.warning("%s: vLLM's own KVCacheManager cannot say why; KVLEDGER_VLLM=1 puts the ledger there", WHY)
+            return
+        ledger = manager.ledger
+        self._misses: MissExplainer = MissExplainer(ledger)
+        ledger.observe(_Lookups(ledger))
+        self._engine = WatchedEngine(self._scheduler, ledger)
+        parallel, model = self._config.parallel_config, self._config.model_config
+        name = model.served_model_name or model.model
+        rank = parallel.data_parallel_rank
+        target = MetricsTarget(labels={"model_name": str(name), "engine": str(rank)})
+        self._metrics = SchedulerMetrics(target, self._engine, misses=self.misses)
+        self._log: WhyLog = WhyLog(self._engine, self.misses)
+        self._serve(target, rank)
+        self._scheduler.schedule = self._told(self._scheduler.schedule)
+        self._scheduler.update_from_output = self._told_when_idle(self._scheduler.update_from_output)
+
+    def misses(self) -> Mapping[str, int]:
+        """Prompt tokens of new requests by where they came from."""
+        return self._misses.new.split.as_dict()
+
+    def _told(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        engine = self._engine
+        assert engine is not None
+        demand = engine.manager.demand
+
+        @wraps(schedule)
+        def told(*args: Any, **kwargs: Any) -> Any:
+            demand.shortage = None
+            output = schedule(*args, **kwargs)
+            engine.note_step(output)
+            is_due = self._metrics.is_due()
+            self._metrics.step(output)
+            if is_due:
+                line = self._log.line_if_due()
+                if line is not None:
+                    _logger.info("%s", line)
+            return output
+
+        return told
+
+    def _told_when_idle(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """No step comes after the last one, so what it leaves is shown at once."""
+        engine = self._engine
+        assert engine is not None
+
+        @wraps(update)
+        def told(*args: Any, **kwargs: Any) -> Any:
+            result = update(*args, **kwargs)
+            if engine.num_running == 0 and engine.num_waiting == 0:
+                self._metrics.update()
+            return result
+
+        return told
+
+    def _serve(self, target: MetricsTarget, rank: int) -> None:
+        address = os.environ.get(WHY, "").strip()
+        host, _, port = (address if ":" in address else DEFAULT_ADDRESS).rpartition(":")
+        try:
+            start_http_server(int(port) + rank, addr=host, registry=target.registry)
+        except (OSError, ValueError, OverflowError) as error:
+            _logger.warning("%s=%s: no metrics at %s:%s (%s); the log still says why", WHY, address, host, port, error)
+            return
+        _logger.info("why prompts miss and requests wait: http://%s:%d/metrics", host, int(port) + rank)
+
+
+class WhyLog:
+    """The line that is due every so many seconds, if anything was computed since the last."""
+
+    def __init__(
+        self,
+        engine: WatchedEngine,
+        misses: Callable[[], Mapping[str, int]],
+        interval: float | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        if interval is None:
+            import vllm.envs as envs
+
+            interval = float(envs.VLLM_LOG_STATS_INTERVAL)
+        self._engine: Final = engine
+        self._read_misses: Final = misses
+        self._interval: Final = interval
+        self._clock: Final = clock
+        self._last: float = clock()
+        self._misses: Mapping[str, int] = dict(misses())
+        self._evictions: dict[str, int] = self._read_evictions()
+        self._num_steps: int = 0
+
+    def line_if_due(self) -> str | None:
+        now = self._clock()
+        if now - self._last < self._interval:
+            return None
+        self._last = now
+        if self._engine.num_steps == self._num_steps:
+            return None
+        self._num_steps = self._engine.num_steps
+        return self._line()
+
+    def _line(self) -> str:
+        engine = self._engine
+        blocks = engine.manager.occupancy()
+        parts = [f"KV blocks: {blocks.live:,} live, {blocks.cached:,} cached, {blocks.unused:,} unused"]
+        misses, evictions = dict(self._read_misses()), self._read_evictions()
+        tokens = {reason: number - self._misses.get(reason, 0) for reason, number in misses.items()}
+        total = sum(tokens.values())
+        if total > 0:
+            shares = [f"{reason.replace('_', ' ')} {n / total:.1%}" for reason, n in tokens.items() if n > 0]
+            parts.append(f"{total:,} prompt tokens: " + ", ".join(shares))
+        lost = {cause: number - self._evictions[cause] for cause, number in evictions.items()}
+        told = [f"{number:,} {cause}" for cause, number in lost.items() if number > 0]
+        if told:
+            parts.append("evictions: " + ", ".join(told))
+        self._misses, self._evictions = misses, evictions
+        waits = [f"{number} {reason.name.lower().replace('_', ' ')}" for reason, number in engine.wait_counts().items()]
+        if waits:
+            parts.append("waiting: " + ", ".join(waits))
+            if engine.manager.shortage is not None:
+                parts[-1] += f" ({engine.manager.shortage})"
+        return "; ".join(parts)
+
+    def _read_evictions(self) -> dict[str, int]:
+        counts = self._engine.manager.eviction_counts()
+        return {cause.name.lower(): number for cause, number in counts.items()}
