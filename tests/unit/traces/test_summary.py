@@ -61,7 +61,7 @@ def test_sessions_and_what_they_share_with_others(tmp_path: Path, capsys: pytest
     assert thinks["mean"] == 2.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_the_ceiling_is_what_an_endless_pool_hits(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Against the replay of the real ledger: every pool of the table hits what it says."""
