@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "kvledger.cli.generate",
     "plan": "kvledger.cli.plan",
     "replay": "kvledger.cli.replay",
+    "top": "kvledger.cli.top",
     "trace": "kvledger.cli.trace",
 }
 
