@@ -21,14 +21,10 @@ class PrefixTree(msgspec.Struct):
     last_stored: float
 
 
-class _Block:
-    __slots__ = ("children", "num_tokens", "parent", "stored")
-
-    def __init__(self, parent: _Key | None, num_tokens: int, stored: float) -> None:
-        self.parent: Final = parent
-        self.num_tokens: Final = num_tokens
-        self.stored: Final = stored
-        self.children: Final[set[_Key]] = set()
+class _Block(msgspec.Struct, gc=False):
+    parent: _Key | None
+    num_tokens: int
+    stored: float
 
 
 class PrefixTrees:
@@ -49,14 +45,17 @@ class PrefixTrees:
                 self._store(event, ts)
             elif isinstance(event, BlockRemoved):
                 for name in event.block_hashes:
-                    self._remove((event.group_idx or 0, name))
+                    self._blocks.pop((event.group_idx or 0, name), None)
             elif isinstance(event, AllBlocksCleared):
                 self._blocks.clear()
 
     def largest(self, number: int) -> list[PrefixTree]:
         """Those with the most cached blocks, the largest first. O(blocks)."""
-        roots = [key for key, block in self._blocks.items() if block.parent not in self._blocks]
-        trees = [self._tree(root) for root in roots]
+        # Made anew: a parent may come back after what hangs on it.
+        children: dict[_Key | None, list[_Key]] = {}
+        for key, block in self._blocks.items():
+            children.setdefault(block.parent if block.parent in self._blocks else None, []).append(key)
+        trees = [self._tree(root, children) for root in children.get(None, [])]
         return sorted(trees, key=lambda tree: (-tree.num_blocks, -tree.last_stored))[:number]
 
     def _store(self, event: BlockStored, ts: float) -> None:
@@ -66,32 +65,24 @@ class PrefixTrees:
             key = (group, name)
             if key not in self._blocks:
                 self._blocks[key] = _Block(parent, event.block_size, ts)
-                if parent in self._blocks:
-                    self._blocks[parent].children.add(key)
             parent = key
 
-    def _remove(self, key: _Key) -> None:
-        block = self._blocks.pop(key, None)
-        if block is not None and block.parent in self._blocks:
-            self._blocks[block.parent].children.discard(key)
-
-    def _tree(self, root: _Key) -> PrefixTree:
+    def _tree(self, root: _Key, children: dict[_Key | None, list[_Key]]) -> PrefixTree:
         blocks = self._blocks
         tree = PrefixTree(0, 0, 0, blocks[root].stored, blocks[root].stored)
         key = root
         while True:
             tree.num_shared_tokens += blocks[key].num_tokens
-            children = [child for child in blocks[key].children if child in blocks]
-            if len(children) != 1:
+            if len(children.get(key, ())) != 1:
                 break
-            key = children[0]
+            key = children[key][0]
         behind = [root]
         while behind:
-            block = blocks[behind.pop()]
+            key = behind.pop()
+            block = blocks[key]
             tree.num_blocks += 1
             tree.first_stored = min(tree.first_stored, block.stored)
             tree.last_stored = max(tree.last_stored, block.stored)
-            children = [child for child in block.children if child in blocks]
-            tree.num_leaves += not children
-            behind += children
+            tree.num_leaves += key not in children
+            behind += children.get(key, ())
         return tree
