@@ -57,7 +57,10 @@ def read_trace(options: TraceOptions) -> "TraceSummary":
             iter(traffic), share=options.sample, seed=options.seed, num_sessions=options.sessions, limit=options.limit
         )
         summarizer = Summarizer(
-            options.block_size, has_clock=traffic.clock == "trace", has_sessions=traffic.has_sessions
+            options.block_size,
+            has_clock=traffic.clock == "trace",
+            has_sessions=traffic.has_sessions,
+            knows_answers=traffic.knows_answers,
         )
         with _writer(options, traffic.clock, traffic.follows, reader.block_size) or nullcontext() as writer:
             for time, request in summarizer.watch(kept):

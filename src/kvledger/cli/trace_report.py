@@ -98,6 +98,8 @@ def _print_sharing(summary: TraceSummary, sharing: Sharing, console: Console) ->
     ]
     if sharing.ceiling_within_sessions is not None:
         rows.append(("if sessions shared nothing", f"{sharing.ceiling_within_sessions:.2%}"))
+    if sharing.ceiling_with_answers is not None:
+        rows.append(("with answers that come back", f"{sharing.ceiling_with_answers:.2%}"))
     rows.append((f"distinct blocks of {sharing.block_size}", f"{sharing.num_distinct_blocks:,}"))
     grid = Table.grid(padding=(0, 4, 0, 0))
     tables = [label_table("Sharing", rows)]

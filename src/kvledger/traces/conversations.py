@@ -41,6 +41,7 @@ class TextReader(TraceReader):
     has_sessions = True
     needs_closed_loop = True
     tokenizer_use = "must"
+    knows_answers = True
     record: type[msgspec.Struct]
 
     def __init__(self, lines: TraceLines, block_size: int | None) -> None:

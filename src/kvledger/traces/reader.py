@@ -34,6 +34,8 @@ class TraceReader(ABC):
     has_steps: bool = False
     # Whether nothing is known of the times within a session.
     needs_closed_loop: bool = False
+    # Whether it may know what the answers fill.
+    knows_answers: bool = False
     # Whether its texts need a tokenizer ("must"), may need one ("may"), or there are none ("none").
     tokenizer_use: str = "none"
 

@@ -97,6 +97,7 @@ class RecordingReader(TraceReader):
     name = "kvledger"
     mark = f'"format": "{FORMAT}"'
     has_sessions = True
+    knows_answers = True
 
     def __init__(self, lines: TraceLines, block_size: int | None) -> None:
         super().__init__(lines, block_size)

@@ -23,6 +23,7 @@ class MergedRecordings(TraceReader):
     name = "kvledger"
     mark = "a directory of recordings"
     has_sessions = True
+    knows_answers = True
 
     def __init__(self, directory: str, skip_bad: bool = False) -> None:
         self._parts: Final = _open_all(directory, skip_bad)

@@ -184,6 +184,7 @@ class AiperfReader(SessionRowReader):
     name = "aiperf"
     mark = '"session_id", "input_length", times in milliseconds; what is new in each turn; or texts'
     tokenizer_use = "may"
+    knows_answers = True
 
     def __init__(self, lines: TraceLines, block_size: int | None) -> None:
         super().__init__(lines, block_size)

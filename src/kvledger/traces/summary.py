@@ -8,6 +8,7 @@ import msgspec
 
 from kvledger.core.watch.hit_curve import HitCurve
 from kvledger.metrics.samples import Percentiles, WeightedSamples
+from kvledger.traces.answers import AnswerCeiling
 from kvledger.traces.trace_request import TraceRequest
 
 # Shares of the ceiling for which the smallest pool is given.
@@ -27,14 +28,17 @@ class Sharing(msgspec.Struct):
     """What equal ids allow, in blocks of `block_size` tokens and an endless pool, requests one after another.
 
     `ceiling`: hit tokens over prompt tokens; `ceiling_within_sessions`: if sessions shared nothing with each other,
-    None for a trace without sessions. `num_distinct_blocks`: full blocks of different content. `pools` is empty where
-    ids are of blocks of several sizes, and where sessions have no common clock: their order decides it.
+    None for a trace without sessions. `ceiling_with_answers`: if answers that come back in prompts are hits too, as
+    they are in an engine; None for a trace that does not know them. `num_distinct_blocks`: full blocks of different
+    content. `pools` is empty where ids are of blocks of several sizes, and where sessions have no common clock: their
+    order decides it.
     """
 
     block_size: int
     ceiling: float
     num_hit_tokens: int
     ceiling_within_sessions: float | None
+    ceiling_with_answers: float | None
     num_distinct_blocks: int
     num_duplicates: int
     pools: list[PoolPoint]
@@ -81,7 +85,7 @@ class Summarizer:
     """Looks at requests as they pass. Its memory grows with distinct content and sessions, and with requests that have
     ids."""
 
-    def __init__(self, block_size: int, *, has_clock: bool, has_sessions: bool) -> None:
+    def __init__(self, block_size: int, *, has_clock: bool, has_sessions: bool, knows_answers: bool = False) -> None:
         self._block_size: Final = block_size
         self._has_clock: Final = has_clock
         self._has_sessions: Final = has_sessions
@@ -98,6 +102,7 @@ class Summarizer:
         self._curves: Final[dict[int, HitCurve]] = {}
         self._alone: Final[dict[int, HitCurve]] = {}
         self._has_ids: bool = False
+        self._answers: Final = AnswerCeiling(block_size) if knows_answers else None
         self._last_time: float = 0.0
         self._first_time: float | None = None
         self._gaps: Final = _Moments()
@@ -177,6 +182,8 @@ class Summarizer:
         if curve is None:
             curve = self._curves[size] = HitCurve(self._block_size, size)
             self._alone[size] = HitCurve(self._block_size, size)
+        if self._answers is not None:
+            self._answers.add(request)
         curve.add(request.num_prompt_tokens, request.hash_ids, request.scope)
         if self._has_sessions:
             self._alone[size].add(request.num_prompt_tokens, request.hash_ids, self._own_scope(session, request.scope))
@@ -188,12 +195,13 @@ class Summarizer:
     def _sharing(self) -> Sharing:
         hits = sum(_most(curve) for curve in self._curves.values())
         alone = sum(_most(curve) for curve in self._alone.values())
-        total = self._num_prompt_tokens
+        answers, total = self._answers, self._num_prompt_tokens
         return Sharing(
             self._block_size,
             hits / total,
             hits,
             alone / total if self._has_sessions else None,
+            answers.num_hit_tokens / total if answers is not None and answers.has_answers else None,
             sum(curve.num_distinct_blocks for curve in self._curves.values()),
             sum(curve.num_duplicates for curve in self._curves.values()),
             self._pools(hits),

@@ -22,6 +22,7 @@ class Traffic:
     def __init__(self, reader: TraceReader) -> None:
         self.clock: str = "trace"
         self.has_sessions: Final = reader.has_sessions
+        self.knows_answers: Final = reader.knows_answers
         # Nothing is known of times within a session.
         self.follows: Final = reader.needs_closed_loop
         self._requests: Final = self._clocked(reader) if reader.has_clock else self._of_sessions(reader.sessions())

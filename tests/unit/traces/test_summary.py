@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvledger.cli import main
+from kvledger.core.watch.hit_curve import HitCurve
+from kvledger.replay import replay
+from kvledger.traces.answers import AnswerCeiling
 from kvledger.traces.formats import open_trace
 from kvledger.traces.reader import TraceReader
 from kvledger.traces.summary import TraceSummary
@@ -91,6 +94,57 @@ def test_the_ceiling_is_what_an_endless_pool_hits(seed: int, tmp_path_factory: p
         cache = result["prefix_cache"]
         assert isinstance(cache, dict)
         assert cache["num_hit_tokens"] == expected
+
+
+def test_answers_that_come_back_are_hits_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """32 tokens and an answer of 33, which fills two blocks; then all of it and one token more."""
+    lines = [
+        samples.line(session_id="a", timestamp=0, text_input="a " * 32, output_length=33),
+        samples.line(session_id="a", delay=1000, text_input="b", output_length=1),
+    ]
+    found = summarized(capsys, write(tmp_path, *lines), "--tokenizer", str(tokenizer_file(tmp_path)))
+    sharing = found["sharing"]
+    assert isinstance(sharing, dict)
+    assert (sharing["ceiling"], sharing["ceiling_with_answers"]) == (32 / 98, 64 / 98)
+
+
+@settings(max_examples=100)
+@given(
+    work=st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(0, 2), max_size=5)), min_size=1, max_size=8),
+    block_size=st.sampled_from([4, 8, 16, 3]),
+)
+def test_without_answers_both_ways_to_count_agree(work: list[tuple[int, list[int]]], block_size: int) -> None:
+    """Of prompts in trace blocks of 8 tokens."""
+    answers, curve = AnswerCeiling(block_size), HitCurve(block_size, 8)
+    for num_tokens, ids in work:
+        ids = ids[: -(-num_tokens // 8)]
+        answers.add(TraceRequest(0.0, num_tokens, 1, ids, 8))
+        curve.add(num_tokens, ids)
+    assert answers.num_hit_tokens == curve.num_hit_tokens(10_000)
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_the_ceiling_with_answers_is_what_an_endless_pool_hits(
+    seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Against a replay in which every turn waits for the answer before it."""
+    random = Random(seed)
+    lines = []
+    for session_id in range(3):
+        for turn in range(3):
+            text = "a " * 20 * (turn == 0) + "b " * random.randrange(1, 30)
+            lines.append(
+                samples.line(session_id=session_id, delay=9000, text_input=text, output_length=random.randrange(1, 50))
+            )
+    folder = tmp_path_factory.mktemp("answers")
+    path, words = write(folder, *lines), str(tokenizer_file(folder))
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(["trace", path, "--tokenizer", words, "--json"]) == 0
+    found = json.loads(out.getvalue())
+    result = replay(path, tokenizer=words, closed_loop=True, block_size=16, hash="none", session_gap=1e5)
+    assert result.prefix_cache.token_hit_rate == pytest.approx(found["sharing"]["ceiling_with_answers"] or 0.0)
 
 
 def read(path: str, name: str | None, folder: Path) -> tuple[Seen, TraceReader]:
