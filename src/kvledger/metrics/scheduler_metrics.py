@@ -2,7 +2,7 @@
 
     target = MetricsTarget(prefix="vllm:", labels={"model_name": "llama", "engine": "0"})
     metrics = SchedulerMetrics(target, scheduler)
-    start_http_server(9100, registry=target.registry)      # prometheus_client's
+    serve_metrics(target.registry, 9100)
     output = scheduler.schedule()
     metrics.step(output)                                   # once a step, by the thread that owns the scheduler
 

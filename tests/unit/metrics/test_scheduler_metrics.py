@@ -4,13 +4,13 @@ import urllib.request
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvledger import BlockResidency
 from kvledger.errors import ConfigError
 from kvledger.metrics import IntervalLog
-from kvledger.metrics.prometheus import MetricsTarget, RequestMetrics, SchedulerMetrics
+from kvledger.metrics.prometheus import MetricsTarget, RequestMetrics, SchedulerMetrics, serve_metrics
 from kvledger.scheduler import ExternalHit, RequestAccounting, Scheduler, SchedulerConfig, WaitReason
 from tests.engine import Engine
 from tests.helpers import admit, leave, ledger, other, request
@@ -336,15 +336,18 @@ def test_one_registry_counts_nothing_twice() -> None:
 
 
 def scrape(registry: CollectorRegistry) -> str:
-    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    """As Prometheus asks, which likes OpenMetrics best."""
+    server = serve_metrics(registry, 0)
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    asked = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/metrics", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
             text: str = answer.read().decode()
             return text
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
 
 
 def test_a_scrape_over_http_is_what_prometheus_reads() -> None:

@@ -12,8 +12,6 @@ from functools import wraps
 from time import monotonic
 from typing import Any, Final
 
-from prometheus_client import start_http_server
-
 from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
 from kvledger.core.blocks.observer import LedgerObserver
@@ -22,7 +20,7 @@ from kvledger.core.requests.request import Request
 from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.plugin import WHY
-from kvledger.metrics.prometheus import MetricsTarget, SchedulerMetrics
+from kvledger.metrics.prometheus import MetricsTarget, SchedulerMetrics, serve_metrics
 from kvledger.scheduler import WaitReason
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9478"
@@ -200,7 +198,7 @@ class Why:
         address = os.environ.get(WHY, "").strip()
         host, _, port = (address if ":" in address else DEFAULT_ADDRESS).rpartition(":")
         try:
-            start_http_server(int(port) + rank, addr=host, registry=target.registry)
+            serve_metrics(target.registry, int(port) + rank, host)
         except (OSError, ValueError, OverflowError) as error:
             _logger.warning("%s=%s: no metrics at %s:%s (%s); the log still says why", WHY, address, host, port, error)
             return
