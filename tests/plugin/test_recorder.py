@@ -13,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from kvledger.integrations.vllm.recorder import TrafficRecorder, install_recorder
 from kvledger.replay import replay
 from kvledger.replay.records import ReplayListener, RequestRecord
+from kvledger.replay.step_table import read_step_table
 from tests.plugin.engine_run import EngineRun, engine_run
 from tests.plugin.models import REFERENCE, smollm2
 
@@ -69,6 +70,13 @@ def test_a_recording_replays_as_it_was(recording: Path, with_ledger: bool) -> No
     assert sum(row["hit"] for row in rows) > 0
     assert sum(row.get("preempted", 0) for row in rows) > 0
     assert rows[-1]["hit"] > rows[-2]["in"]
+
+    # Steps with one prompt's chunk, and some of the others, for a clock as slow as this engine.
+    steps = read_step_table(str(recording))
+    assert {step.prefill_tokens > 0 for step in steps} == {True, False}
+    assert all(0 < step.seconds < 30 for step in steps)
+    assert all(step.prefill_tokens + step.decode_requests <= LIMITS["max_num_batched_tokens"] for step in steps)
+    assert all(step.decode_context >= step.decode_requests for step in steps)
 
     for hash_name in ("none", "sha256"):
         heard = Records()

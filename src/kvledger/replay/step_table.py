@@ -12,6 +12,8 @@ for steps that the table does not have.
 
 import csv
 import math
+from contextlib import closing
+from itertools import islice
 from statistics import median
 from typing import Final
 
@@ -28,6 +30,10 @@ from kvledger.replay.step_time import (
     StepWork,
     num_pairs,
 )
+from kvledger.traces.first_record import FirstRecord
+from kvledger.traces.lines import TraceLines
+from kvledger.traces.recording import RecordingReader
+from kvledger.traces.trace_request import TraceError
 
 COLUMNS: Final = ("prefill_tokens", "prefill_computed", "decode_requests", "decode_context", "milliseconds")
 _OPTIONAL: Final = ("prefill_computed",)
@@ -66,7 +72,10 @@ class StepFit(msgspec.Struct):
 
 
 def read_step_table(path: str) -> list[MeasuredStep]:
-    """InputError for a file that is no table of steps."""
+    """Of a table, or of a recording of ours whose server measured its steps. InputError for what is neither."""
+    recorded = _recorded_steps(path)
+    if recorded is not None:
+        return recorded
     text = read_whole("step_time", path).decode("utf-8-sig", "replace")
     try:
         rows = list(csv.DictReader(text.splitlines(), strict=True))
@@ -77,6 +86,30 @@ def read_step_table(path: str) -> list[MeasuredStep]:
             f"{path}: {len(rows):,} rows; expected 1 to {_MAX_ROWS:,} under the header {','.join(COLUMNS)}"
         )
     return [_step(f"{path}, line {number}", row) for number, row in enumerate(rows, 2)]
+
+
+def _recorded_steps(path: str) -> list[MeasuredStep] | None:
+    """None for what is no recording."""
+    try:
+        lines = TraceLines(path)
+    except TraceError:
+        return None
+    with closing(lines):
+        try:
+            if not RecordingReader.recognises(FirstRecord(lines.peek())):
+                return None
+        except (TraceError, msgspec.DecodeError):
+            return None
+        steps = [
+            MeasuredStep(
+                step.prefill_tokens, step.prefill_computed, step.decode_requests, step.decode_context, step.seconds
+            )
+            for step in islice(RecordingReader(lines, None).timed_steps(), _MAX_ROWS)
+            if step.seconds > 0 and step.prefill_tokens + step.decode_requests > 0
+        ]
+    if not steps:
+        raise InputError(f"{path}: this recording has no steps; KVLEDGER_RECORD_STEPS=1 records them")
+    return steps
 
 
 def _step(where: str, row: dict[str, str | None]) -> MeasuredStep:

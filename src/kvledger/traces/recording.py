@@ -36,6 +36,7 @@ FIRST_OF_OTHERS: Final = 1 << 62
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=FIRST_OF_OTHERS)]
 _HEADER_START: Final = b'{"format"'
 _MARK_START: Final = b'{"done"'
+_TIMED_START: Final = b'{"timed"'
 
 
 class Header(msgspec.Struct, omit_defaults=True):
@@ -91,6 +92,23 @@ class Mark(msgspec.Struct):
     """Between rows in the order of their ends: every request that arrived before `done` has its row above."""
 
     done: Seconds
+
+
+class TimedStep(msgspec.Struct):
+    """A step that was measured: a chunk of prefill_tokens tokens of one prompt after prefill_computed ones, beside
+    decode_requests requests that have decode_context tokens in all."""
+
+    prefill_tokens: int
+    prefill_computed: int
+    decode_requests: int
+    decode_context: int
+    seconds: Seconds
+
+
+class Timed(msgspec.Struct):
+    """Between rows, where the server measured its steps."""
+
+    timed: TimedStep
 
 
 class RecordingReader(TraceReader):
@@ -157,6 +175,8 @@ class RecordingReader(TraceReader):
                     yield from self._release(math.inf)
                     self._begin_part(self._header(line))
                     continue
+                if line.startswith(_TIMED_START):
+                    continue
                 if line.startswith(_MARK_START):
                     latest = max(latest, decode(marks, line).done + self._offset)
                     yield from self._release(latest)
@@ -184,6 +204,16 @@ class RecordingReader(TraceReader):
                 self._num_rows += 1
                 heappush(self._held, (row.t, self._num_rows, row))
         yield from self._release(math.inf)
+
+    def timed_steps(self) -> Iterator[TimedStep]:
+        """Steps that the server measured. Instead of rows(): both read the file to its end."""
+        decoder = msgspec.json.Decoder(Timed)
+        for line in self.lines:
+            if line.startswith(_TIMED_START):
+                try:
+                    yield decode(decoder, line).timed
+                except msgspec.DecodeError as error:
+                    self.lines.bad(*describe(error))
 
     def _header(self, line: bytes) -> Header:
         try:

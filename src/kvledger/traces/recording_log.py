@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from kvledger.core.requests.siphash import KEY_BYTES, SipHash
-from kvledger.traces.recording import FORMAT, VERSION, Header, Mark, Row
+from kvledger.traces.recording import FORMAT, VERSION, Header, Mark, Row, Timed, TimedStep
 
 # Requests that ended and are not written yet; more are dropped.
 MAX_WAITING: Final = 20_000
@@ -120,8 +120,9 @@ class RecordingLog:
         )
         self._encode: Final = msgspec.json.Encoder().encode
         # Rows and, None, the end.
-        self._queue: Final[SimpleQueue[tuple[Ended, float] | None]] = SimpleQueue()
+        self._queue: Final[SimpleQueue[tuple[Ended, float] | TimedStep | None]] = SimpleQueue()
         self._rows: list[bytes] = []
+        self._num_requests_waiting: int = 0
         self._num_bytes_waiting: int = 0
         self._oldest: float = 0.0
         self._file: str = ""
@@ -140,6 +141,11 @@ class RecordingLog:
             self.num_dropped += 1
         else:
             self._queue.put((ended, oldest_arrival))
+
+    def add_step(self, step: TimedStep) -> None:
+        """A step was measured; one too many is dropped without a word."""
+        if self._queue.qsize() < MAX_WAITING:
+            self._queue.put(step)
 
     def close(self) -> None:
         """Writes what is waiting, within a few seconds."""
@@ -167,14 +173,18 @@ class RecordingLog:
             if not self._rows:
                 deadline = monotonic() + self._flush_seconds
             try:
-                line = self._encode(self._row(item[0])) + b"\n"
+                if isinstance(item, TimedStep):
+                    line = self._encode(Timed(item)) + b"\n"
+                else:
+                    line = self._encode(self._row(item[0])) + b"\n"
+                    self._num_requests_waiting += 1
+                    self._oldest = item[1]
             except Exception:  # whatever somebody else's request holds, the thread goes on
                 self.num_dropped += 1
                 _logger.warning("a request could not be recorded", exc_info=True)
                 continue
             self._rows.append(line)
             self._num_bytes_waiting += len(line)
-            self._oldest = item[1]
             if self._num_bytes_waiting >= _FLUSH_BYTES or monotonic() >= deadline:
                 self._flush()
 
@@ -208,11 +218,11 @@ class RecordingLog:
     def _flush(self) -> None:
         if not self._rows:
             return
-        num_rows = len(self._rows)
+        num_rows = self._num_requests_waiting
         mark = self._encode(Mark(self._seconds(self._oldest))) + b"\n"
         lines = b"".join([*self._rows, mark])
         self._rows = []
-        self._num_bytes_waiting = 0
+        self._num_requests_waiting = self._num_bytes_waiting = 0
         try:
             self._append(lines)
         except OSError as error:

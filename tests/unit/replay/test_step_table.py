@@ -1,7 +1,9 @@
 """Measured steps set the clock: the fit finds a machine again that made them."""
 
 import random
+from contextlib import closing
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -14,6 +16,9 @@ from kvledger.replay.engine import EngineChoice, replay_engine
 from kvledger.replay.layout import InputError
 from kvledger.replay.step_table import MeasuredStep, fit, least_squares, read_step_table
 from kvledger.replay.step_time import AttentionWork, StepTimeModel, StepWork, num_pairs
+from kvledger.traces.formats import open_trace
+from kvledger.traces.recording import TimedStep
+from kvledger.traces.recording_log import Ended, Numbering, RecordingLog
 from tests.unit.replay.engines import LLAMA_WORK
 
 GPU = find_gpu("H100")
@@ -143,3 +148,30 @@ def test_a_column_may_be_missing(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text("milliseconds,prefill_tokens,decode_requests,decode_context\n2.5,7,0,0\n")
     assert read_step_table(str(path)) == [MeasuredStep(7, 0, 0, 0, 0.0025)]
+
+
+def test_a_recording_whose_server_measured_its_steps_is_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "steps.csv"
+    table.write_text(
+        "prefill_tokens,prefill_computed,decode_requests,decode_context,milliseconds\n"
+        "8192,0,0,0,260.5\n0,0,64,512000,14.2\n2048,4096,64,512000,79.8\n"
+    )
+    log = RecordingLog(str(tmp_path / "t.jsonl.gz"), 16, Numbering(), steps=True)
+    log.add_step(TimedStep(8192, 0, 0, 0, 0.2605))
+    log.add(Ended(monotonic(), 32, 1, []), monotonic())
+    log.add_step(TimedStep(0, 0, 64, 512000, 0.0142))
+    log.add_step(TimedStep(2048, 4096, 64, 512000, 0.0798))
+    log.close()
+    recorded = read_step_table(str(tmp_path / "t.jsonl.gz"))
+    assert recorded == read_step_table(str(table))
+    assert log.num_written == 1
+    with closing(open_trace(str(tmp_path / "t.jsonl.gz"))) as reader:
+        assert len(list(reader.requests())) == 1
+
+
+def test_a_recording_without_steps_says_how_to_get_them(tmp_path: Path) -> None:
+    log = RecordingLog(str(tmp_path / "t.jsonl"), 16, Numbering())
+    log.add(Ended(monotonic(), 32, 1, []), monotonic())
+    log.close()
+    with pytest.raises(InputError, match="has no steps; KVLEDGER_RECORD_STEPS=1 records them"):
+        read_step_table(str(tmp_path / "t.jsonl"))

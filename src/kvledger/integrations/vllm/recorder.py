@@ -8,6 +8,7 @@ admitted, who has a first token, who ends. Nothing here may disturb the engine: 
 import atexit
 import logging
 import os
+from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -15,15 +16,18 @@ from time import monotonic
 from typing import Any, Final
 
 from kvledger.integrations.vllm.plugin import RECORD
+from kvledger.traces.recording import TimedStep
 from kvledger.traces.recording_log import Ended, Numbering, RecordingLog
 
 # A secret: servers that share it give equal blocks equal numbers.
 RECORD_KEY: Final = "KVLEDGER_RECORD_KEY"
-# Whether to record at which of the scheduler's steps each request came.
+# Whether to record at which of the scheduler's steps each request came, and how long steps take.
 RECORD_STEPS: Final = "KVLEDGER_RECORD_STEPS"
 # Megabytes of a file before the next one is begun.
 RECORD_MAX_MB: Final = "KVLEDGER_RECORD_MAX_MB"
 _DEFAULT_MAX_MB: Final = 1024
+# Of steps without a prompt, one in so many is measured.
+_DECODES_PER_SAMPLE: Final = 16
 _OFF: Final = ("", "0", "false", "no", "off")
 _logger = logging.getLogger("vllm.plugins.kvledger")
 # Requests come one after another, however fine the clock is.
@@ -83,6 +87,9 @@ class TrafficRecorder:
         # Those that have no token yet.
         self._silent: Final[dict[str, Any]] = {}
         self._num_steps: int = 0
+        # Steps in flight: when each was put together, and what it computes if it is measured.
+        self._in_flight: Final[deque[tuple[float, TimedStep | None]]] = deque()
+        self._last_return: float = 0.0
         self._latest: float = 0.0
         self._has_failed: bool = False
 
@@ -149,6 +156,8 @@ class TrafficRecorder:
 
     def _scheduled(self, output: Any, *_: Any) -> None:
         self._num_steps += 1
+        if self._keeps_steps:
+            self._in_flight.append((monotonic(), self._measured(output)))
         for data in output.scheduled_new_reqs:
             live = self._live.get(data.req_id)
             if live is not None and live.num_hit is None:
@@ -156,6 +165,8 @@ class TrafficRecorder:
                 live.num_hit = data.num_computed_tokens if stats is None else stats.num_local_cached_tokens
 
     def _returned(self, *_: Any) -> None:
+        if self._in_flight:
+            self._time_step()
         if not self._silent:
             return
         now = monotonic()
@@ -165,6 +176,34 @@ class TrafficRecorder:
                 if live is not None:
                     live.first_token = now
                 del self._silent[request_id]
+
+    def _measured(self, output: Any) -> TimedStep | None:
+        """What a step computes, if it is one that is measured: with one prompt's chunk, or one in so many without."""
+        scheduled = output.num_scheduled_tokens
+        has_chunk = len(scheduled) < output.total_num_scheduled_tokens
+        if not scheduled or not (has_chunk or self._num_steps % _DECODES_PER_SAMPLE == 0):
+            return None
+        step = TimedStep(0, 0, 0, 0, 0.0)
+        for request_id, num_tokens in scheduled.items():
+            # The scheduler counts them as computed already.
+            context = self._scheduler.requests[request_id].num_computed_tokens
+            if num_tokens == 1:
+                step.decode_requests += 1
+                step.decode_context += context
+            elif step.prefill_tokens:
+                return None
+            else:
+                step.prefill_tokens, step.prefill_computed = num_tokens, context - num_tokens
+        return step
+
+    def _time_step(self) -> None:
+        """The oldest step is back. It took the time since the one before was, or since it was begun if later."""
+        now = monotonic()
+        begun, step = self._in_flight.popleft()
+        if step is not None:
+            step.seconds = now - max(begun, self._last_return)
+            self.log.add_step(step)
+        self._last_return = now
 
     def _ended(self, request: Any, *_: Any) -> None:
         self._end(request, str(request.get_finished_reason()))
