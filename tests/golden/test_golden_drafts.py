@@ -40,10 +40,10 @@ def planned(
     if draft is not None:
         monkeypatch.setattr(speculative, "load_config", lambda name: read_config(name, "test", draft))  # type: ignore[arg-type]
     facts = unquantized(model)
-    release = options.pop("release", "0.33")
+    release, gpu = options.pop("release", "0.33"), options.pop("gpu", "H100")
     found = draft_of(facts, asked, stages=1, release=release)
     given = EngineOptions(speculative_config=asked, **{"max_model_len": 8192, **options})
-    return make_plan(PlanRequest(facts, given, (find_gpu("H100"),), version_rules(release), draft=found))
+    return make_plan(PlanRequest(facts, given, (find_gpu(gpu),), version_rules(release), draft=found))
 
 
 def name_of(record: dict[str, Any]) -> str:
@@ -98,6 +98,23 @@ def test_qwen_with_a_module_as_a_log_has_it(monkeypatch: pytest.MonkeyPatch) -> 
         for rounding in (-0.005, 0.005)
     )  # fmt: skip
     assert low <= 255_975 <= high
+
+
+# Public logs of one server (club-3090, #91, #295, #294, #642): Qwen3.6-27B, tp 2 on RTX 3090, KV in fp8_e5m2, three
+# tokens drafted. The last one prints 11.05 GiB, 2.38 requests.
+@pytest.mark.parametrize(("blocks", "tokens"), [(423, 619_479), (424, 620_944), (425, 622_408), (426, 623_873)])
+def test_tokens_of_a_module_beside_states_as_logs_have_them(
+    blocks: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(
+        monkeypatch, QWEN_27B, SpeculativeConfig("mtp", 3), gpu="RTX 3090", tensor_parallel_size=2, dtype="float16",
+        kv_cache_dtype="fp8_e5m2", max_model_len=262_144, max_num_seqs=2, max_num_batched_tokens=8192,
+        enable_prefix_caching=True, num_gpu_blocks_override=blocks,
+    )  # fmt: skip
+    # Blocks of 1,600 tokens, 17 layers to a group: 164 blocks for the tokens, a state and four more in three groups.
+    assert (plan.block_size, plan.blocks_per_request) == (1600, 164 + 3 * 5)
+    assert plan.kv_cache_tokens == tokens
+    assert abs(426 * plan.bytes_per_block / GIB - 11.05) <= 0.005
 
 
 def test_a_module_makes_groups_of_17_and_three_padding_layers(monkeypatch: pytest.MonkeyPatch) -> None:

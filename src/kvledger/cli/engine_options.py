@@ -80,6 +80,9 @@ class PlannedEngineOptions:
     kv_cache_dtype: Annotated[
         str | None, words(ENGINE, "auto, bfloat16, float16, fp8, fp8_e4m3, ... Default: auto.")
     ] = None
+    kv_cache_dtype_skip_layers: Annotated[
+        str | None, words(ENGINE, "Layers that keep the model's type: 0,31 or sliding_window.")
+    ] = None
     block_size: Annotated[int | None, whole(ENGINE, "Tokens per block. Default: what the model's kernels prefer.")] = (
         None
     )
@@ -237,6 +240,9 @@ class PlannedEngineOptions:
         values = {name: getattr(self, name) for name in self.given() if name in known}
         if self.pp_layer_partition is not None:
             values["pipeline_layers"] = parse_counts("--pp-layer-partition", self.pp_layer_partition)
+        if self.kv_cache_dtype_skip_layers is not None:
+            kept = self.kv_cache_dtype_skip_layers.replace(",", " ").split()
+            values["kv_cache_dtype_skip_layers"] = tuple(kept)
         values.update(self.graph_options())
         values.pop("speculative_config", None)
         drafts = self.draft_options()

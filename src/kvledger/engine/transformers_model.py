@@ -53,7 +53,7 @@ def kv_cache_layout(
             fix = "use a model with full and sliding window attention only"
             raise wrong_value("model_type", facts.config.model_type, problem, fix)
     settings = CacheSettings(block_size, cache_dtype=dtype, model_dtype=dtype)
-    specs = {layer.name: layer.cache.spec(settings) for layer in facts.layers}
+    specs = {layer.name: layer.spec(settings) for layer in facts.layers}
     return group_layers(specs, hybrid_manager=hybrid_manager)
 
 

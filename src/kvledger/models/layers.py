@@ -8,7 +8,7 @@ LayerCache                  `spec(settings)` gives the KVCacheSpec that one rank
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvledger.core.groups.spec import (
     ChunkedLocalAttentionSpec,
@@ -20,10 +20,13 @@ from kvledger.core.groups.spec import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from kvledger.core.units import round_down
 from kvledger.errors import wrong_value
 
 # Bytes of one token's vector where an fp8 MLA kernel packs 512 values, their scales and 64 rotary values in bfloat16.
 FP8_DS_MLA_BYTES = 656
+# The word for all layers with a window, beside numbers of layers.
+WINDOWS = "sliding_window"
 # Tokens between the places where a prefill kernel can write a checkpoint; other kinds write them at block boundaries.
 CHECKPOINT_STEPS = {"mamba2": 1, "kda": 16}
 
@@ -36,7 +39,9 @@ class CacheSettings:
     `state_block_size`, `state_page_padded`, `cache_mode`, `convolution_dtype` and `state_dtype` are for recurrent
     states ("auto": the model's, or what the family fixes); `checkpointing` names the kinds of state whose kernel
     writes a checkpoint block of its own during prefill. `num_speculative_tokens`: drafted in a step, for each of which
-    states have a block more and convolutions an input more.
+    states have a block more and convolutions an input more. `model_dtype_layers`: what keeps the model's element type:
+    numbers of layers, and WINDOWS for all that have one. `shared_page` (0: none): bytes that every window's page is
+    padded to beside such layers; blocks of it are multiples of `kernel_block` tokens.
     """
 
     block_size: int
@@ -52,6 +57,9 @@ class CacheSettings:
     convolution_dtype: str = "auto"
     checkpointing: frozenset[str] = frozenset()
     num_speculative_tokens: int = 0
+    model_dtype_layers: frozenset[str] = frozenset()
+    shared_page: int = 0
+    kernel_block: int = 1
 
 
 def share(field: str, total: int, tensor_parallel_size: int) -> int:
@@ -91,8 +99,13 @@ class AttentionCache(LayerCache):
         heads = max(1, self.num_kv_heads // settings.tensor_parallel_size)
         size, dtype = settings.block_size, settings.cache_dtype
         if self.window:
-            window = self.window
-            return SlidingWindowSpec(size, heads, self.head_size, self.head_size_v, dtype, sliding_window=window)
+            window, page = self.window, settings.shared_page
+            spec = SlidingWindowSpec(size, heads, self.head_size, self.head_size_v, dtype, sliding_window=window)
+            if not page:
+                return spec
+            # As many tokens as the page holds.
+            fitting = round_down(page // (spec.content_bytes // size), settings.kernel_block)
+            return replace(spec, block_size=fitting or settings.kernel_block, page_size_padded=page)
         if self.chunk:
             chunk = self.chunk
             return ChunkedLocalAttentionSpec(
@@ -312,3 +325,11 @@ class Layer:
     @property
     def name(self) -> str:
         return f"layers.{self.index}.{self.role}"
+
+    def spec(self, settings: CacheSettings) -> KVCacheSpec:
+        """The spec of this layer on one rank. ConfigError when the parallel size cannot divide it."""
+        kept = settings.model_dtype_layers
+        is_window = isinstance(self.cache, AttentionCache) and self.cache.window > 0
+        if str(self.index) in kept or (is_window and WINDOWS in kept):
+            settings = replace(settings, cache_dtype=settings.model_dtype, packed_latents=False)
+        return self.cache.spec(settings)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from kvledger.core.units import NVFP4, SCALED_TYPES, cdiv, round_up
 from kvledger.models.facts import ModelFacts, engine_dtype
-from kvledger.models.layers import AttentionCache, CacheSettings, GatedDeltaNetState
+from kvledger.models.layers import WINDOWS, AttentionCache, CacheSettings, GatedDeltaNetState
 from kvledger.plan.backends import HYBRID_MLA_STEP, Backend, NoBackendError, choose_backend, is_latent
 from kvledger.plan.gpus import GIB, Gpu
 from kvledger.plan.options import AUTO_LENGTH, EngineOptions
@@ -112,6 +112,8 @@ def engine_settings(
     if facts.is_hybrid:
         step = state_step(facts, gpu, rules, caching)
         cache = align_states(facts, cache, backend, step, origins)
+    if options.kv_cache_dtype_skip_layers:
+        cache = align_types(facts, cache, backend, options.kv_cache_dtype_skip_layers, origins)
     return EngineSettings(length, dtype, cache_dtype, caching, batched, seqs, in_flight, backend, cache, origins)
 
 
@@ -330,4 +332,47 @@ def align_states(
         block_size=block_size,
         state_block_size=block_size if cache.cache_mode == "align" else cache.state_block_size,
         state_page_padded=page if page != state else 0,
+    )
+
+
+def align_types(
+    facts: ModelFacts, cache: CacheSettings, backend: Backend, kept: tuple[str, ...], origins: dict[str, str]
+) -> CacheSettings:
+    """Grows the attention block until its page holds the smallest block of the layers that keep the model's type.
+
+    Windows take as many tokens as that page holds, and pad it. RefusedError when the kernel takes no such block.
+    """
+    layers = {str(layer.index) for layer in facts.layers}
+    for word in kept:
+        if word != WINDOWS and word not in layers:
+            facts.config.note(f"--kv-cache-dtype-skip-layers {word}: no layer is called so")
+    first = next((layer for layer in facts.layers if not layer.cache.is_state), None)
+    cache = replace(cache, model_dtype_layers=frozenset(kept))
+    if first is None:
+        return cache
+    one_token = replace(cache, block_size=1)
+    wide = replace(one_token, cache_dtype=cache.model_dtype, packed_latents=False)
+    token, wide_token = (first.cache.spec(settings).page_size_bytes for settings in (one_token, wide))
+    if wide_token <= token:
+        return cache
+    required = max(wide_token * backend.smallest, cache.state_page_padded)
+    step = max(backend.smallest, cache.block_size)
+    block_size = max(cache.block_size, round_up(cdiv(required, token), step))
+    if not backend.accepts(block_size):
+        raise RefusedError(
+            NO_BACKEND,
+            f"Aligned KV cache block size {block_size} is not supported by attention backend(s): {backend.name}.",
+        )
+    if block_size != cache.block_size:
+        origins["block_size"] = (
+            f"{block_size}: the multiple of {step} whose page holds {backend.smallest} tokens of {wide_token:,} bytes, "
+            "of the layers that keep the model's type"
+        )
+    page = block_size * token
+    return replace(
+        cache,
+        block_size=block_size,
+        state_page_padded=page if cache.state_page_padded else 0,
+        shared_page=page,
+        kernel_block=backend.smallest,
     )

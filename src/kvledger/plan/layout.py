@@ -84,5 +84,5 @@ def compare_plan_layouts(plan: Plan) -> LayoutComparison | None:
     if plan.layout.packed or not plan.request.has_hybrid_manager or len(plan.layout.groups) < 2:
         return None
     cache = plan.settings.cache
-    specs = {layer.name: layer.cache.spec(cache) for layer in plan.request.layers}
+    specs = {layer.name: layer.spec(cache) for layer in plan.request.layers}
     return compare_layouts(specs, replace(plan.limits, decode_context_parallel_size=1))

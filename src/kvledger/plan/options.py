@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvledger.errors import wrong_value
+from kvledger.models.layers import WINDOWS
 from kvledger.plan.backends import SELECTABLE
 from kvledger.plan.speculative import WITHOUT_ASYNC, SpeculativeConfig
 
@@ -36,6 +37,7 @@ class EngineOptions:
     `quantization`: as the checkpoint stores its weights where it is empty.
     `pipeline_layers`: decoder layers of each stage (vLLM's VLLM_PP_LAYER_PARTITION); () for an even partition.
     `allow_long_max_model_len`: VLLM_ALLOW_LONG_MAX_MODEL_LEN, a longer max_model_len than the config's.
+    `kv_cache_dtype_skip_layers`: numbers of layers that keep the model's type, sliding_window for all that have one.
     `cudagraph_mode`: of compilation_config; "": vLLM's default. `cpu_offload_gb`, `kv_offloading_size`: GiB.
     """
 
@@ -84,6 +86,7 @@ class EngineOptions:
     language_model_only: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
     max_cudagraph_capture_size: int | None = None
+    kv_cache_dtype_skip_layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_numbers()
@@ -120,6 +123,10 @@ class EngineOptions:
         ):
             if value not in known:
                 raise wrong_value(option, value, "not one that is modelled", "use one of " + ", ".join(map(str, known)))
+        for word in self.kv_cache_dtype_skip_layers:
+            if not word.isdecimal() and word != WINDOWS:
+                fix = f"give numbers of layers from 0 on, or {WINDOWS}"
+                raise wrong_value("--kv-cache-dtype-skip-layers", word, "not the number of a layer", fix)
 
     def check_numbers(self) -> None:
         if not 0 < self.gpu_memory_utilization <= 1:

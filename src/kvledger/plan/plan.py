@@ -147,7 +147,7 @@ def make_plan(request: PlanRequest) -> Plan:
     draft = request.draft
     num_drafted = draft.num_tokens if draft is not None else 0
     settings = engine_settings(facts, options, request.gpu, request.rules, num_drafted)
-    specs: dict[str, KVCacheSpec] = {layer.name: layer.cache.spec(settings.cache) for layer in request.layers}
+    specs: dict[str, KVCacheSpec] = {layer.name: layer.spec(settings.cache) for layer in request.layers}
     layout = group_layers(
         specs,
         hybrid_manager=request.has_hybrid_manager,

@@ -107,7 +107,7 @@ def flops_per_pair(config: ModelConfig, layer: Layer) -> float:
 def bytes_per_token(plan: Plan, layer: Layer) -> float:
     """KV bytes of a token in that layer over all ranks that read them."""
     options = plan.request.options
-    spec = layer.cache.spec(plan.settings.cache)
+    spec = layer.spec(plan.settings.cache)
     assert isinstance(spec, AttentionSpec | MLAAttentionSpec)
     ranks = options.tensor_parallel_size
     if spec.shards_over_context:
@@ -120,7 +120,7 @@ def state_bytes(plan: Plan) -> int:
     total = 0
     for layer in plan.facts.layers:
         if isinstance(layer.cache, StateCache):
-            spec = layer.cache.spec(plan.settings.cache)
+            spec = layer.spec(plan.settings.cache)
             assert isinstance(spec, MambaSpec)
             total += spec.content_bytes
     return total * plan.request.options.tensor_parallel_size

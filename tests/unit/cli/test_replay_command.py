@@ -153,6 +153,7 @@ WRONG_VALUES = [
     ("--max-model-len", "0", "must be at least 1"),
     ("--dtype", "int3", "use one of auto, bfloat16, float16, half"),
     ("--kv-cache-dtype", "int3", "use one of auto, bfloat16"),
+    ("--kv-cache-dtype-skip-layers", "windows", "give numbers of layers from 0 on, or sliding_window"),
     ("--gpu-memory-utilization", "1.5", "at most 1"),
     ("--tensor-parallel-size", "0", "must be at least 1"),
     ("--tp", "two", "not a whole number"),

@@ -56,3 +56,39 @@ def test_where_no_kernel_reads_it_vllm_refuses(model: str, gpu: str, dtype: str,
 def test_a_type_of_no_release_is_no_option() -> None:
     with pytest.raises(ConfigError, match=r"use one of auto, .*int4_per_token_head"):
         EngineOptions(kv_cache_dtype="int3")
+
+
+# Layers that keep the model's type beside quantized ones. Blocks and pages are what vLLM's own rule gives for them.
+
+
+def test_layers_that_keep_the_models_type_make_blocks_of_all_larger() -> None:
+    found = plan("Qwen/Qwen3-8B", kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=("0", "35"))
+    # A token of 8 heads of 128 takes 2,048 bytes in fp8: 32 of them hold 16 tokens of 4,096 bytes.
+    assert found.block_size == 32
+    (group,) = found.layout.groups
+    pages = [spec.page_size_bytes for spec in group.layer_specs]
+    assert pages == [131072, *[65536] * 34, 131072]
+    assert found.bytes_per_block == sum(pages)
+
+
+def test_windows_that_keep_it_take_the_tokens_that_a_page_holds() -> None:
+    options = {"kv_cache_dtype": "fp8", "max_model_len": 8192}
+    found = plan("google/gemma-3-27b-it", kv_cache_dtype_skip_layers=("sliding_window",), **options)
+    # 16 heads of 128: a page of 131,072 bytes is 32 tokens in fp8 or 16 in bfloat16.
+    blocks = {type(group.spec).__name__: group.spec.block_size for group in found.layout.groups}
+    assert blocks == {"SlidingWindowSpec": 16, "FullAttentionSpec": 32}
+    assert {group.spec.page_size_bytes for group in found.layout.groups} == {131072}
+
+
+def test_beside_larger_blocks_no_more_is_needed() -> None:
+    found = plan("Qwen/Qwen3-8B", kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=("0",), block_size=64)
+    assert found.block_size == 64
+
+
+def test_where_all_layers_have_the_models_type_none_is_left_out() -> None:
+    assert plan("Qwen/Qwen3-8B", kv_cache_dtype_skip_layers=("0",)).block_size == 16
+
+
+def test_a_layer_that_is_not_there_is_said() -> None:
+    found = plan("Qwen/Qwen3-8B", kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=("36",))
+    assert "--kv-cache-dtype-skip-layers 36: no layer is called so" in found.facts.config.notes
