@@ -9,7 +9,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.plugin import WHY
-from kvledger.integrations.vllm.why import WatchedEngine, Why, WhyLog
+from kvledger.integrations.vllm.why import WhyLog, tell_why
 from kvledger.scheduler import WaitReason
 from tests.side_by_side import reference
 from tests.side_by_side.layouts import Group, Layout
@@ -34,10 +34,9 @@ class Server:
             max_num_batched_tokens=budget,
         )
         self.scheduler.kv_cache_manager = VllmKVCacheManager(**reference.manager_arguments(FULL, 9, 64))
-        self.why = Why(self.scheduler, CONFIG)
-        self.why.attach()
-        assert self.why._engine is not None
-        self.engine: WatchedEngine = self.why._engine
+        why = tell_why(self.scheduler, CONFIG)
+        assert why is not None
+        self.why, self.engine = why, why.engine
         self.factory = reference.RequestFactory(FULL)
 
     def add(self, name: str, prompt: list[int], max_tokens: int = 4) -> None:
@@ -101,7 +100,7 @@ def test_who_is_preempted_is_counted_and_looked_up_apart(tmp_path: Path) -> None
     assert (totals.requests, totals.queries) == (2, 28)
     assert totals.preempted_requests == server.engine.num_preemptions
     # The last snapshot is of an idle server.
-    assert server.why._metrics._snapshot.occupancy.live == 0
+    assert server.why.metrics._snapshot.occupancy.live == 0
 
 
 @pytest.mark.usefixtures("silent")
@@ -134,6 +133,22 @@ def test_without_the_ledger_it_says_so(tmp_path: Path, caplog: pytest.LogCapture
         str(tmp_path), layout=FULL, num_blocks=9, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64
     )
     schedule = scheduler.schedule
-    Why(scheduler, CONFIG).attach()
+    assert tell_why(scheduler, CONFIG) is None
     assert scheduler.schedule == schedule
     assert "KVLEDGER_WHY: vLLM's own KVCacheManager cannot say why; KVLEDGER_VLLM=1" in caplog.text
+
+
+@pytest.mark.usefixtures("silent")
+def test_nothing_disturbs_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+
+    def broken(output: Any) -> None:
+        raise AttributeError("a vLLM that looks otherwise")
+
+    monkeypatch.setattr(server.engine, "note_step", broken)
+    server.add("a", [1] * 5)
+    while server.scheduler.has_unfinished_requests():
+        server.step()
+    assert caplog.text.count("something is not told") == 1

@@ -12,7 +12,6 @@ from functools import wraps
 from time import monotonic
 from typing import Any, Final
 
-from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.kv_cache_blocks import PrefixHit
 from kvledger.core.blocks.observer import LedgerObserver
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
@@ -39,7 +38,7 @@ def install_why() -> None:
     def make_telling(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         make(self, vllm_config, *args, **kwargs)
         try:
-            Why(self, vllm_config).attach()
+            tell_why(self, vllm_config)
         except Exception:  # whatever it is, the server goes on
             _logger.warning("%s: nothing is told", WHY, exc_info=True)
 
@@ -57,9 +56,6 @@ class _Lookups(LedgerObserver):
         self._ledger.record_prefix_lookup(request, hit.num_tokens, hit)
         if num_external_tokens > 0:
             self._ledger.record_external_lookup(request, hit.num_tokens, num_external_tokens)
-
-    def blocks_taken(self, group_id: int, blocks: list[KVCacheBlock]) -> None:
-        """Nothing to count."""
 
 
 class WatchedEngine:
@@ -129,30 +125,35 @@ class WatchedEngine:
         return WaitReason.TOKEN_BUDGET if self._is_budget_spent else WaitReason.NOT_CONSIDERED
 
 
-class Why:
-    """Of one scheduler."""
+def tell_why(scheduler: Any, vllm_config: Any) -> "Why | None":
+    """From now on that scheduler says why. None, with a line in the log, where it has no ledger."""
+    manager = scheduler.kv_cache_manager
+    if not isinstance(manager, VllmKVCacheManager):
+        _logger.warning("%s: vLLM's own KVCacheManager cannot say why; KVLEDGER_VLLM=1 puts the ledger there", WHY)
+        return None
+    why = Why(scheduler, manager.ledger, vllm_config)
+    why.attach()
+    return why
 
-    def __init__(self, scheduler: Any, vllm_config: Any) -> None:
+
+class Why:
+    """Of one scheduler whose ledger has served nobody yet."""
+
+    def __init__(self, scheduler: Any, ledger: KVCacheManager, vllm_config: Any) -> None:
         self._scheduler: Final = scheduler
-        self._config: Final = vllm_config
-        self._engine: WatchedEngine | None = None
+        self._misses: Final = MissExplainer(ledger)
+        ledger.observe(_Lookups(ledger))
+        self.engine: Final = WatchedEngine(scheduler, ledger)
+        model = vllm_config.model_config
+        self._rank: Final[int] = vllm_config.parallel_config.data_parallel_rank
+        labels = {"model_name": str(model.served_model_name or model.model), "engine": str(self._rank)}
+        self._target: Final = MetricsTarget(labels=labels)
+        self.metrics: Final = SchedulerMetrics(self._target, self.engine, misses=self.misses)
+        self._log: Final = WhyLog(self.engine, self.misses)
+        self._has_failed: bool = False
 
     def attach(self) -> None:
-        manager = self._scheduler.kv_cache_manager
-        if not isinstance(manager, VllmKVCacheManager):
-            _logger.warning("%s: vLLM's own KVCacheManager cannot say why; KVLEDGER_VLLM=1 puts the ledger there", WHY)
-            return
-        ledger = manager.ledger
-        self._misses: MissExplainer = MissExplainer(ledger)
-        ledger.observe(_Lookups(ledger))
-        self._engine = WatchedEngine(self._scheduler, ledger)
-        parallel, model = self._config.parallel_config, self._config.model_config
-        name = model.served_model_name or model.model
-        rank = parallel.data_parallel_rank
-        target = MetricsTarget(labels={"model_name": str(name), "engine": str(rank)})
-        self._metrics = SchedulerMetrics(target, self._engine, misses=self.misses)
-        self._log: WhyLog = WhyLog(self._engine, self.misses)
-        self._serve(target, rank)
+        self._serve()
         self._scheduler.schedule = self._told(self._scheduler.schedule)
         self._scheduler.update_from_output = self._told_when_idle(self._scheduler.update_from_output)
 
@@ -161,48 +162,60 @@ class Why:
         return self._misses.new.split.as_dict()
 
     def _told(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
-        engine = self._engine
-        assert engine is not None
-        demand = engine.manager.demand
+        demand = self.engine.manager.demand
 
         @wraps(schedule)
         def told(*args: Any, **kwargs: Any) -> Any:
             demand.shortage = None
             output = schedule(*args, **kwargs)
-            engine.note_step(output)
-            is_due = self._metrics.is_due()
-            self._metrics.step(output)
-            if is_due:
-                line = self._log.line_if_due()
-                if line is not None:
-                    _logger.info("%s", line)
+            try:
+                self._note(output)
+            except Exception:  # whatever it is, the server goes on
+                self._fail()
             return output
 
         return told
 
     def _told_when_idle(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """No step comes after the last one, so what it leaves is shown at once."""
-        engine = self._engine
-        assert engine is not None
+        engine = self.engine
 
         @wraps(update)
         def told(*args: Any, **kwargs: Any) -> Any:
             result = update(*args, **kwargs)
-            if engine.num_running == 0 and engine.num_waiting == 0:
-                self._metrics.update()
+            try:
+                if engine.num_running == 0 and engine.num_waiting == 0:
+                    self.metrics.update()
+            except Exception:  # whatever it is, the server goes on
+                self._fail()
             return result
 
         return told
 
-    def _serve(self, target: MetricsTarget, rank: int) -> None:
+    def _note(self, output: Any) -> None:
+        self.engine.note_step(output)
+        is_due = self.metrics.is_due()
+        self.metrics.step(output)
+        if is_due:
+            line = self._log.line_if_due()
+            if line is not None:
+                _logger.info("%s", line)
+
+    def _fail(self) -> None:
+        if not self._has_failed:
+            _logger.warning("%s: something is not told; the next time nothing is said", WHY, exc_info=True)
+        self._has_failed = True
+
+    def _serve(self) -> None:
         address = os.environ.get(WHY, "").strip()
         host, _, port = (address if ":" in address else DEFAULT_ADDRESS).rpartition(":")
+        host = host.strip("[]")
         try:
-            serve_metrics(target.registry, int(port) + rank, host)
+            serve_metrics(self._target.registry, int(port) + self._rank, host)
         except (OSError, ValueError, OverflowError) as error:
             _logger.warning("%s=%s: no metrics at %s:%s (%s); the log still says why", WHY, address, host, port, error)
             return
-        _logger.info("why prompts miss and requests wait: http://%s:%d/metrics", host, int(port) + rank)
+        _logger.info("why prompts miss and requests wait: http://%s:%d/metrics", host, int(port) + self._rank)
 
 
 class WhyLog:
