@@ -12,6 +12,7 @@ from kvledger import build_info
 
 # Subcommand -> the module whose `register(app)` adds it.
 COMMANDS = {
+    "curve": "kvledger.cli.curve",
     "generate": "kvledger.cli.generate",
     "plan": "kvledger.cli.plan",
     "replay": "kvledger.cli.replay",
