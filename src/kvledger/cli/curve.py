@@ -74,7 +74,7 @@ def run(options: CurveOptions) -> None:
 def read_curve(options: CurveOptions) -> "TraceCurve":
     from itertools import islice
 
-    from kvledger.traces.trace_curve import parse_sizes, trace_curve
+    from kvledger.traces.trace_curve import trace_curve
     from kvledger.traces.traffic import Traffic
 
     sizes = [] if options.at is None else parse_sizes(options.at)
@@ -97,6 +97,17 @@ def read_curve(options: CurveOptions) -> "TraceCurve":
             format=reader.name,
             notes=reader.notes,
         )
+
+
+def parse_sizes(text: str) -> list[int]:
+    """1000,5000 or 1k,5k as sizes of pools. ConfigError for what is none."""
+    from kvledger.plan.counts import parse_count
+
+    sizes = [parse_count("at", word.strip()) for word in text.split(",")]
+    for size in sizes:
+        if not 2 <= size <= 1 << 40:
+            raise wrong_value("at", size, "no size of a pool", "give 2 blocks or more, the null block among them")
+    return sizes
 
 
 def _print(curve: "TraceCurve", options: CurveOptions, console: "Console") -> None:

@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from kvledger.core.watch.hit_curve import HitCurve
-from kvledger.errors import wrong_value
 from kvledger.traces.trace_request import TraceError, TraceRequest
 
 _NUM_POINTS: Final = 16
@@ -96,17 +95,6 @@ def trace_curve(
         _points(curve, (sizes or row) + ([] if today is None else [today])),
         told,
     )
-
-
-def parse_sizes(text: str) -> list[int]:
-    """1000,5000 or 1k,5k as sizes of pools. ConfigError for what is none."""
-    from kvledger.plan.counts import parse_count
-
-    sizes = [parse_count("at", word.strip()) for word in text.split(",")]
-    for size in sizes:
-        if not 2 <= size <= 1 << 40:
-            raise wrong_value("at", size, "no size of a pool", "give 2 blocks or more, the null block among them")
-    return sizes
 
 
 def _point(curve: HitCurve, num_blocks: int) -> CurvePoint:

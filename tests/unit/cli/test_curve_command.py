@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvledger.cli import main
+from kvledger.cli.curve import parse_sizes
 from kvledger.replay import replay
-from kvledger.traces.trace_curve import parse_sizes, trace_curve
+from kvledger.traces.trace_curve import trace_curve
 from kvledger.traces.trace_request import TraceRequest
 from tests.unit.traces.recordings import agent_request, mooncake, session, write
 
