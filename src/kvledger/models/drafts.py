@@ -1,8 +1,8 @@
 """What drafts tokens beside a model: its own layers, which are cached with the model's, and its weights.
 
 MTP modules are a decoder layer of the model's kind and a projection; EAGLE heads, DFlash drafts and draft models have a
-config of their own; Medusa heads and n-gram lookup keep nothing. Embeddings, and output heads where the draft has none,
-are the model's.
+config of their own; Gemma 4 assistants, Medusa heads and n-gram lookup keep nothing. Embeddings, and output heads where
+the draft has none, are the model's.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from kvledger.models.config import ModelConfig, integer
 from kvledger.models.facts import ModelFacts
 from kvledger.models.families import attention
 from kvledger.models.layers import Layer
-from kvledger.models.patterns import SLIDING
+from kvledger.models.patterns import SLIDING, attention_kinds
 from kvledger.models.quantization import OUTPUT_HEAD, weight_scheme
 from kvledger.models.shards import ANY, WHOLE, Ranks, Weight, linear
 from kvledger.models.weights import VOCAB_STEP, model_weights, weight_bytes
@@ -39,6 +39,11 @@ NAMED_MTP = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 # Layers of the target whose hidden states EAGLE-3 reads.
 EAGLE3_STATES = 3
 EMBEDDINGS = "embed_tokens"
+# Drafts of Gemma 4, and what their class has where the config says nothing.
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+ASSISTED_WIDTH, CENTROIDS = 1536, 2048
+# What vLLM's class of Medusa configs has where a config says nothing.
+MEDUSA_HIDDEN, MEDUSA_VOCAB, MEDUSA_HEADS = 4096, 32001, 5
 
 
 @dataclass(frozen=True)
@@ -199,13 +204,47 @@ def model_draft(target: ModelFacts, draft: ModelFacts, num_tokens: int) -> Draft
     return Draft("draft_model", num_tokens, draft.config, behind(draft, target), tuple(weights))
 
 
-def medusa_draft(target: ModelFacts, config: ModelConfig, num_tokens: int) -> Draft:
-    """Medusa heads: blocks of the hidden size and an output head each; they keep nothing."""
-    hidden = config.number("hidden_size") or target.config.need("hidden_size")
-    vocab = config.number("truncated_vocab_size") or config.number("vocab_size") or target.config.need("vocab_size")
-    count, blocks = config.number("num_heads") or num_tokens, config.number("num_hidden_layers") or 1
-    heads = [Weight("blocks", count * blocks * (hidden * hidden + hidden), 0, WHOLE, True)]
-    heads.append(Weight(OUTPUT_HEAD, count * round_up(vocab, VOCAB_STEP) * hidden, 0, ANY, True))
+def assistant_draft(config: ModelConfig, num_tokens: int | None) -> Draft:
+    """A Gemma 4 assistant: layers with queries alone, which read what the target's last layers keep. It keeps nothing.
+
+    The target embeds tokens; the output head is the assistant's own, in its narrower width.
+    """
+    hidden, width = config.need("hidden_size"), config.number("backbone_hidden_size", ASSISTED_WIDTH) or ASSISTED_WIDTH
+    weights = [
+        linear(0, "pre_projection", 2 * width * hidden),
+        linear(0, "post_projection", hidden * width),
+        Weight(OUTPUT_HEAD, round_up(config.need("vocab_size"), VOCAB_STEP) * hidden, 0, ANY, True),
+    ]
+    if config.flag("use_ordered_embeddings"):
+        weights.append(Weight("centroids", hidden * (config.number("num_centroids") or CENTROIDS), 0, WHOLE))
+    head = config.need("head_dim")
+    for index, kind in enumerate(attention_kinds(config)):
+        size = head if kind == SLIDING else config.number("global_head_dim") or head
+        attended = config.need("num_attention_heads") * size * hidden
+        weights += [linear(index, f"self_attn.{name}", attended) for name in ("q_proj", "o_proj")]
+        weights.append(linear(index, "mlp", 3 * hidden * config.need("intermediate_size")))
+        weights.append(Weight(f"layers.{index}.norms", 4 * hidden + size, index, WHOLE))
+    return Draft("mtp", num_tokens or 1, config, (), tuple(weights))
+
+
+def medusa_draft(config: ModelConfig, num_tokens: int) -> Draft:
+    """Medusa heads: blocks of the hidden size on every rank, and an output head each or one for all; they keep nothing.
+
+    What the config leaves out is the default of vLLM's class for it, not the target's.
+    """
+    hidden = config.number("hidden_size") or MEDUSA_HIDDEN
+    vocab = config.number("vocab_size") or MEDUSA_VOCAB
+    count = config.number("num_heads") or config.number("medusa_num_heads") or MEDUSA_HEADS
+    blocks = config.number("num_hidden_layers") or config.number("medusa_num_layers") or 1
+    bias = hidden if config.flag("medusa_fc_bias") else 0
+    if config.flag("original_lm_head"):
+        outputs = round_up(config.number("truncated_vocab_size") or vocab, VOCAB_STEP)
+    else:
+        outputs = count * round_up(vocab, VOCAB_STEP)
+    heads = [
+        Weight("blocks", count * blocks * (hidden * hidden + bias), 0, WHOLE, True),
+        Weight(OUTPUT_HEAD, outputs * hidden, 0, ANY, True),
+    ]
     return Draft("medusa", num_tokens, config, (), tuple(heads))
 
 

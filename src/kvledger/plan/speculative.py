@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from kvledger.errors import ConfigError, wrong_value
 from kvledger.models.config import ModelConfig
 from kvledger.models.drafts import (
+    ASSISTANTS,
     Draft,
+    assistant_draft,
     dflash_tokens,
     head_draft,
     keyless_draft,
@@ -27,7 +29,7 @@ EAGLE_LIKE = ("mtp", *HEADS)
 # Methods that the older model runner has alone, which prepares no step in advance with them.
 WITHOUT_ASYNC = ("suffix", MEDUSA)
 # Parts of a draft's name that say its method.
-NAMED = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"))
+NAMED = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("-assistant", "mtp"))
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def draft_of(facts: ModelFacts, asked: SpeculativeConfig, *, stages: int, releas
     except ConfigError as error:
         raise ConfigError(f"--spec-model: {error}") from None
     if kind == MEDUSA:
-        return medusa_draft(facts, config, needed_tokens(asked))
+        return medusa_draft(config, needed_tokens(asked))
+    if config.outer_type in ASSISTANTS:
+        return assistant_draft(assistant_of(facts, config), tokens)
     config = own_layers(config)
     draft = model_facts(config)
     for note in config.notes:
@@ -107,6 +111,15 @@ def draft_of(facts: ModelFacts, asked: SpeculativeConfig, *, stages: int, releas
     if kind == "dflash" and tokens is None:
         tokens = dflash_tokens(config)
     return head_draft(facts, draft, kind, tokens or needed_tokens(asked), own_embeddings=own)
+
+
+def assistant_of(facts: ModelFacts, assistant: ModelConfig) -> ModelConfig:
+    """The assistant. ConfigError where it reads hidden states of another width than the model has."""
+    width, hidden = assistant.number("backbone_hidden_size"), facts.config.need("hidden_size")
+    if width is not None and width != hidden:
+        problem = f"reads hidden states of {width:,}, and {facts.name} has {hidden:,}"
+        raise wrong_value("--spec-model", assistant.name, problem, "use the assistant of this model")
+    return assistant
 
 
 def own_layers(config: ModelConfig) -> ModelConfig:

@@ -8,6 +8,9 @@ import pytest
 
 from kvledger.core.groups.spec import MambaSpec
 from kvledger.errors import ConfigError
+from kvledger.models.config import read_config
+from kvledger.models.drafts import medusa_draft
+from kvledger.models.shards import Ranks
 from kvledger.plan.ask import Asked, build_request
 from kvledger.plan.from_log import asked_by_log
 from kvledger.plan.logs import read_log
@@ -171,3 +174,48 @@ def test_a_draft_in_the_speculators_format_has_its_layers_nested(tmp_path: Path)
     bundled = plan("Qwen/Qwen3-8B", "eagle3", 3, "RedHatAI/Qwen3-8B-speculator.eagle3")
     assert by_file.layout == bundled.layout
     assert weights(by_file) == weights(bundled)
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({"hidden_size": 4096, "vocab_size": 32000, "num_heads": 3, "num_hidden_layers": 1}, 443_547_648),
+        ({"medusa_num_heads": 3, "hidden_size": 4096, "vocab_size": 32000}, 443_547_648),
+        ({}, 740_556_800),
+        (
+            {"hidden_size": 64, "vocab_size": 128, "num_heads": 4, "num_hidden_layers": 2, "medusa_fc_bias": True},
+            66_048,
+        ),
+        (
+            {"hidden_size": 64, "vocab_size": 128, "num_heads": 4, "truncated_vocab_size": 64,
+             "original_lm_head": True},
+            20_480,
+        ),
+    ],
+)  # fmt: skip
+def test_medusa_has_the_parameters_that_vllm_builds(fields: dict[str, object], params: int) -> None:
+    """Counted of vLLM 0.32's own class, without its weights."""
+    draft = medusa_draft(read_config("heads", "test", {"model_type": "medusa", **fields}), 3)
+    assert sum(weight.params for weight in draft.weights) == params
+    assert draft.layers == ()
+
+
+# Millions of parameters and of bytes, as their cards have them.
+ASSISTANTS = {"E2B": (78, 156), "E4B": (79, 158), "26B-A4B": (420, 840), "31B": (470, 940)}
+
+
+@pytest.mark.parametrize(("size", "card"), ASSISTANTS.items())
+def test_an_assistant_reads_what_the_model_keeps(size: str, card: tuple[int, int]) -> None:
+    model = f"google/gemma-4-{size}-it"
+    found = plan(model, "", 4, f"{model}-assistant")
+    draft = found.request.draft
+    assert draft is not None
+    assert (draft.method, draft.num_tokens, draft.layers) == ("mtp", 4, ())
+    assert found.layout == without(model).layout
+    assert sum(weight.params for weight in draft.weights) / 1e6 == pytest.approx(card[0], rel=0.01)
+    assert draft.rank_bytes(2, Ranks())[1] / 1e6 == pytest.approx(card[1], rel=0.01)
+
+
+def test_an_assistant_of_another_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"reads hidden states of 1,536, and google/gemma-4-31B-it has 5,376"):
+        plan("google/gemma-4-31B-it", "", 4, "google/gemma-4-E2B-it-assistant")
