@@ -158,7 +158,7 @@ def behind(facts: ModelFacts, target: ModelFacts) -> tuple[Layer, ...]:
 
 
 def head_draft(target: ModelFacts, draft: ModelFacts, method: str, num_tokens: int, *, own_embeddings: bool) -> Draft:
-    """EAGLE, EAGLE-3 or DFlash: layers of their own on the target's hidden states."""
+    """EAGLE, EAGLE-3, DFlash or DSpark: layers of their own on the target's hidden states."""
     config = draft.config
     hidden, width = config.need("hidden_size"), target.config.need("hidden_size")
     weights = [
@@ -177,6 +177,8 @@ def head_draft(target: ModelFacts, draft: ModelFacts, method: str, num_tokens: i
     else:
         states = len(dflash_layers(config)) or config.need("num_hidden_layers")
         weights.append(linear(0, "fc", states * width * hidden, WHOLE))
+    if method == "dspark":
+        weights += markov_head(config)
     if own_embeddings:
         weights.append(embedding(config))
     return Draft(method, num_tokens, config, behind(draft, target), tuple(weights))
@@ -191,6 +193,22 @@ def dflash_layers(config: ModelConfig) -> list[object]:
     section = config.section("dflash_config")
     listed: object = section.get("target_layer_ids")
     return listed if isinstance(listed, list) else config.items("target_layer_ids")
+
+
+def markov_head(config: ModelConfig) -> Iterator[Weight]:
+    """What a DSpark draft has besides a DFlash one: a token's row and the bias that it gives to the next, whole on
+    every rank, and an output head where its vocabulary is a part of the model's.
+    """
+    vocab, hidden = config.need("vocab_size"), config.need("hidden_size")
+    drafted = config.number("draft_vocab_size") or vocab
+    yield Weight("markov_head", (vocab + round_up(drafted, VOCAB_STEP)) * config.need("markov_rank"), 0, WHOLE)
+    if drafted < vocab:
+        yield Weight(OUTPUT_HEAD, round_up(drafted, VOCAB_STEP) * hidden, 0, ANY, True)
+
+
+def dspark_tokens(config: ModelConfig) -> int | None:
+    """Tokens that it drafts at once: its whole block."""
+    return config.number("block_size") or config.number("dspark_block_size")
 
 
 def dflash_tokens(config: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from kvledger.models.drafts import (
     Draft,
     assistant_draft,
     dflash_tokens,
+    dspark_tokens,
     head_draft,
     keyless_draft,
     medusa_draft,
@@ -20,7 +21,9 @@ from kvledger.models.facts import ModelFacts, model_facts
 from kvledger.models.sources import load_config
 
 NGRAM, OWN_MODEL = ("ngram", "ngram_gpu", "suffix"), "draft_model"
-HEADS = ("eagle", "eagle3", "dflash")
+HEADS = ("eagle", "eagle3", "dflash", "dspark")
+# Classes of DSpark drafts whose layers are those of a DFlash draft.
+DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
 # Methods that older releases have.
 MEDUSA = "medusa"
 METHODS = ("mtp", *HEADS, OWN_MODEL, *NGRAM, MEDUSA)
@@ -29,7 +32,7 @@ EAGLE_LIKE = ("mtp", *HEADS)
 # Methods that the older model runner has alone, which prepares no step in advance with them.
 WITHOUT_ASYNC = ("suffix", MEDUSA)
 # Parts of a draft's name that say its method.
-NAMED = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("-assistant", "mtp"))
+NAMED = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark"), ("-assistant", "mtp"))
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ def draft_of(facts: ModelFacts, asked: SpeculativeConfig, *, stages: int, releas
         return mtp_draft(facts, tokens, own_embeddings=own)
     if kind in NGRAM:
         return keyless_draft(facts, kind, needed_tokens(asked))
+    if asked.model is None and kind == "dspark":
+        problem = "stages that ship in the model's own checkpoint are not modelled"
+        raise wrong_value("--speculative-config", kind, problem, 'give a draft of its own: "model": "owner/name"')
     if asked.model is None:
         problem = "the method has a model of its own"
         raise wrong_value("--speculative-config", kind, problem, 'add its config: "model": "owner/name"')
@@ -101,6 +107,9 @@ def draft_of(facts: ModelFacts, asked: SpeculativeConfig, *, stages: int, releas
     if config.outer_type in ASSISTANTS:
         return assistant_draft(assistant_of(facts, config), tokens)
     config = own_layers(config)
+    if kind == "dspark" and not (config.architecture in DSPARK and config.model_type == "qwen3"):
+        problem = f"a DSpark draft of class {config.architecture or 'unknown'}, which is not modelled"
+        raise wrong_value("--spec-model", asked.model, problem, f"modelled: {DSPARK[0]}")
     draft = model_facts(config)
     for note in config.notes:
         facts.config.note(f"draft: {note}")
@@ -110,6 +119,8 @@ def draft_of(facts: ModelFacts, asked: SpeculativeConfig, *, stages: int, releas
         return model_draft(facts, draft, needed_tokens(asked))
     if kind == "dflash" and tokens is None:
         tokens = dflash_tokens(config)
+    if kind == "dspark":
+        tokens = tokens or dspark_tokens(config)
     return head_draft(facts, draft, kind, tokens or needed_tokens(asked), own_embeddings=own)
 
 
@@ -142,4 +153,5 @@ def lookahead_slots(draft: Draft | None) -> int:
     """KV slots that a request has reserved behind its tokens."""
     if draft is None or draft.method in (*NGRAM, MEDUSA):
         return 0
-    return draft.num_tokens + (draft.method == "dflash")
+    fills_in = draft.method == "dspark" and draft.config.flag("sample_from_anchor") is False
+    return draft.num_tokens + (draft.method == "dflash" or fills_in)

@@ -16,7 +16,7 @@ from kvledger.plan.from_log import asked_by_log
 from kvledger.plan.logs import read_log
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, make_plan
-from kvledger.plan.speculative import SpeculativeConfig, speculative_config
+from kvledger.plan.speculative import SpeculativeConfig, lookahead_slots, speculative_config
 
 GIB = 1 << 30
 QWEN = "Qwen/Qwen3.5-27B"
@@ -219,3 +219,39 @@ def test_an_assistant_reads_what_the_model_keeps(size: str, card: tuple[int, int
 def test_an_assistant_of_another_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"reads hidden states of 1,536, and google/gemma-4-31B-it has 5,376"):
         plan("google/gemma-4-31B-it", "", 4, "google/gemma-4-E2B-it-assistant")
+
+
+QWEN_DSPARK = {
+    "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
+    "num_hidden_layers": 5, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 151936, "max_position_embeddings": 40960, "block_size": 7, "markov_rank": 256,
+    "target_layer_ids": [1, 9, 17, 25, 33], "layer_types": ["full_attention"] * 5,
+}  # fmt: skip
+
+
+def test_dspark_is_dflash_and_a_table_of_what_follows_what(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_DSPARK))
+    spark, flash = (plan("Qwen/Qwen3-8B", method, 7, str(tmp_path)) for method in ("dspark", "dflash"))
+    assert spark.layout == flash.layout
+    assert [len(group.layer_names) for group in spark.layout.groups] == [36 + 5]
+    # Two tables of 151,936 tokens (a multiple of 64) by 256, two bytes an element, whole on every rank.
+    assert weights(spark) - weights(flash) == 2 * 151936 * 256 * 2
+    draft = plan("Qwen/Qwen3-8B", "dspark", None, str(tmp_path)).request.draft
+    # A block of seven is seven tokens, whose first stands where the anchor is: no slot more.
+    assert draft is not None
+    assert (draft.num_tokens, lookahead_slots(draft)) == (7, 7)
+
+
+def test_a_part_of_the_vocabulary_has_a_head_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN_DSPARK, "draft_vocab_size": 32000}))
+    pruned = plan("Qwen/Qwen3-8B", "dspark", 7, str(tmp_path))
+    flash = plan("Qwen/Qwen3-8B", "dflash", 7, str(tmp_path))
+    assert weights(pruned) - weights(flash) == ((151936 + 32000) * 256 + 32000 * 4096) * 2
+
+
+def test_dspark_of_other_kinds_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN_DSPARK, "architectures": ["Gemma4DSparkModel"]}))
+    with pytest.raises(ConfigError, match="class Gemma4DSparkModel, which is not modelled"):
+        plan("Qwen/Qwen3-8B", "dspark", 7, str(tmp_path))
+    with pytest.raises(ConfigError, match="ship in the model's own checkpoint"):
+        plan("Qwen/Qwen3-8B", "dspark", 7)
