@@ -152,3 +152,12 @@ def test_nothing_disturbs_the_engine(
     while server.scheduler.has_unfinished_requests():
         server.step()
     assert caplog.text.count("something is not told") == 1
+
+
+@pytest.mark.parametrize(("address", "warns"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])
+def test_a_public_address_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, address: str, warns: bool
+) -> None:
+    monkeypatch.setenv(WHY, address)
+    Server(tmp_path)
+    assert ("every host that reaches this address" in caplog.text) == warns

@@ -211,11 +211,14 @@ class Why:
         host, _, port = (address if ":" in address else DEFAULT_ADDRESS).rpartition(":")
         host = host.strip("[]")
         try:
-            serve_metrics(self._target.registry, int(port) + self._rank, host)
+            # Port 0, a free one, is 0 for every rank.
+            page = serve_metrics(self._target.registry, int(port) + self._rank if port != "0" else 0, host)
         except (OSError, ValueError, OverflowError) as error:
             _logger.warning("%s=%s: no metrics at %s:%s (%s); the log still says why", WHY, address, host, port, error)
             return
-        _logger.info("why prompts miss and requests wait: http://%s:%d/metrics", host, int(port) + self._rank)
+        _logger.info("why prompts miss and requests wait: http://%s:%d/metrics", host, page.server_port)
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            _logger.warning("%s=%s: every host that reaches this address can read the counts", WHY, address)
 
 
 class WhyLog:
