@@ -181,10 +181,31 @@ def parse_serve(words: Sequence[str], release: str, *, others_allowed: bool = Fa
     return ServeArguments(model, values, used, tuple(unknown))
 
 
+# Options of older releases, as guides still have them -> what to write now.
+REPLACED: Final = {
+    "--rope-scaling": """write --hf-overrides '{"rope_parameters": {...}}'""",
+    "--rope-theta": """write --hf-overrides '{"rope_parameters": {...}}'""",
+    "--task": "write --runner or --convert, or leave it out",
+    "--guided-decoding-backend": "write --structured-outputs-config.backend",
+    "--speculative-model": "write --speculative-config.model",
+    "--cuda-graph-sizes": "write --cudagraph-capture-sizes",
+    "--max-seq-len-to-capture": "write --max-cudagraph-capture-size",
+    "--worker-use-ray": "write --distributed-executor-backend ray",
+    "--swap-space": "leave it out: preempted requests are computed again",
+    "--preemption-mode": "leave it out: preempted requests are computed again",
+    "--calculate-kv-scales": "leave it out: scales are the checkpoint's",
+    "--disable-log-requests": "leave it out: it is the default",
+    "--num-scheduler-steps": "leave it out",
+    "--use-v2-block-manager": "leave it out",
+    "--device": "leave it out: the build decides",
+}
+
+
 def _unknown(name: str, release: str) -> ConfigError:
     names = [name for option in serve_options(release) for name in (*option.names, *option.off_names)]
-    near = get_close_matches(name.replace("_", "-"), names, 3, 0.6)
-    fix = "did you mean " + " or ".join(near) if near else "see vllm serve --help=all"
+    written = name.replace("_", "-")
+    near = get_close_matches(written, names, 3, 0.75)
+    fix = REPLACED.get(written) or ("did you mean " + " or ".join(near) if near else "see vllm serve --help=all")
     return ConfigError(f"{name}: vllm serve of release {release} has no such option; {fix}")
 
 

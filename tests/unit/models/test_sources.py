@@ -18,7 +18,7 @@ from tests.unit.plan.planning import plan
 
 
 def test_every_alias_has_a_bundled_model_and_is_planned() -> None:
-    assert len(aliases()) >= 290
+    assert len(aliases()) >= 324
     for alias in aliases().values():
         assert find_in_catalogue(alias.name) is None, f"{alias.name} is bundled itself"
         assert find_in_catalogue(alias.base) is not None
@@ -162,3 +162,26 @@ def test_derived_models_have_the_parameters_of_their_cards(name: str, billions: 
     counted = sum(weight.params for weight in model_weights(facts.config, facts.layers))
     assert counted == pytest.approx(billions * 1e9, rel=0.01)
     assert any("not a copy of the model's own file" in note for note in facts.config.notes)
+
+
+# Billions of parameters as the models' cards have them.
+CARDS = {
+    "tiiuae/falcon-7b-instruct": 6.92, "allenai/OLMoE-1B-7B-0924-Instruct": 6.92, "allenai/Olmo-3-7B-Instruct": 7.30,
+    "upstage/SOLAR-10.7B-Instruct-v1.0": 10.73, "internlm/internlm3-8b-instruct": 8.80, "arcee-ai/AFM-4.5B": 4.62,
+    "EleutherAI/pythia-1.4b": 1.41, "EleutherAI/gpt-j-6b": 6.05, "bigscience/bloom-7b1": 7.07,
+    "google/gemma-3-270m-it": 0.268, "CohereLabs/aya-expanse-8b": 8.03, "CohereLabs/c4ai-command-r-plus": 103.8,
+    "ai21labs/AI21-Jamba-Mini-1.7": 51.6, "ai21labs/AI21-Jamba-Large-1.7": 398.6, "LiquidAI/LFM2-1.2B": 1.17,
+    "baidu/ERNIE-4.5-0.3B-PT": 0.361, "baidu/ERNIE-4.5-21B-A3B-PT": 21.8, "baidu/ERNIE-4.5-300B-A47B-PT": 300,
+    "inclusionAI/Ling-mini-2.0": 16.26, "inclusionAI/Ling-flash-2.0": 102.9, "inclusionAI/Ring-1T": 1000,
+    "rednote-hilab/dots.llm1.inst": 142.8, "moonshotai/Kimi-Linear-48B-A3B-Instruct": 49.1,
+    "state-spaces/mamba-2.8b-hf": 2.77, "tiiuae/falcon-mamba-7b-instruct": 7.27, "openbmb/MiniCPM4-8B": 8.19,
+    "meituan-longcat/LongCat-Flash-Chat": 560,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "billions"), CARDS.items())
+def test_derived_configs_have_the_parameters_of_their_cards(name: str, billions: float) -> None:
+    facts = model_facts(load_config(name))
+    assert "not a known family" not in " ".join(facts.config.notes)
+    counted = sum(weight.params for weight in model_weights(facts.config, facts.layers)) / 1e9
+    assert counted == pytest.approx(billions, rel=0.01)

@@ -8,7 +8,7 @@ import pytest
 
 from kvledger.errors import ConfigError
 from kvledger.plan.command_line import parse_pasted
-from kvledger.plan.serve_parser import option_effects, parse_serve, serve_options
+from kvledger.plan.serve_parser import REPLACED, option_effects, parse_serve, serve_options
 from kvledger.plan.versions import VERSIONS
 
 
@@ -218,3 +218,26 @@ def test_options_without_effect_are_one_note_a_reason() -> None:
 def test_json_values_stay_json() -> None:
     (argument,) = arguments("""vllm serve m --hf-overrides '{"num_hidden_layers": 4}'""")
     assert json.loads(argument.partition("=")[2]) == {"num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        ("--swap-space 16", "leave it out: preempted requests are computed again"),
+        ("--rope_scaling {}", "write --hf-overrides"),
+        ("--cuda-graph-sizes 8", "write --cudagraph-capture-sizes"),
+        ("--tensor-parrallel-size 2", "did you mean --tensor-parallel-size"),
+        ("--gobbledygook 2", "see vllm serve --help=all"),
+    ],
+)
+def test_an_option_of_no_release_or_an_older_one_says_what_to_write(written: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match="has no such option; " + fix):
+        parse_pasted(["vllm", "serve", "m", *written.split()])
+
+
+def test_what_replaces_an_option_is_one() -> None:
+    names = {name for option in serve_options("0.33") for name in option.names}
+    for old, fix in REPLACED.items():
+        assert old not in names
+        written = [word.split(".")[0].rstrip(",") for word in fix.split() if word.startswith("--")]
+        assert set(written) <= names
