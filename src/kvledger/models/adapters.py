@@ -16,6 +16,15 @@ from kvledger.models.shards import Ranks, Weight
 DOUBLED = ("gate_up_proj",)
 # Layers whose inputs are latents: the config's field of their size.
 LATENT_INPUTS = {"q_b_proj": "q_lora_rank", "kv_b_proj": "kv_lora_rank"}
+# Families whose classes take adapters of embedding and output head; the others have no room for them.
+ADAPTED_EMBEDDINGS = frozenset((
+    "apertus", "cohere", "cohere2", "exaone", "exaone4", "exaone_moe", "falcon_h1", "granite", "granitemoe",
+    "granitemoehybrid", "granitemoeshared", "internlm3", "jamba", "lfm2", "lfm2_moe", "llama", "llama4_text", "minicpm",
+    "minicpm3", "mixtral", "nemotron", "nemotron_h", "nemotron-nas", "phi3", "phimoe", "qwen3",
+    "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "solar",
+))  # fmt: skip
+# Routers of experts, which are never quantized and adapted like other layers.
+ROUTERS = ".mlp.gate"
 
 
 @dataclass(frozen=True)
@@ -30,10 +39,13 @@ class Adapters:
         """Parameters on one rank."""
         hidden = config.need("hidden_size")
         total = sum(
-            self.layer_params(config, weight, ranks) for weight in weights if weight.linear and weight.layer >= 0
+            self.layer_params(config, weight, ranks)
+            for weight in weights
+            if (weight.linear or weight.path.endswith(ROUTERS)) and weight.layer >= 0
         )
-        # Embedding and output head, where an adapter may bring some.
-        return self.count * (total + 2 * self.rank * (hidden + config.need("vocab_size")))
+        if config.model_type in ADAPTED_EMBEDDINGS:
+            total += 2 * self.rank * (hidden + config.need("vocab_size"))
+        return self.count * total
 
     def layer_params(self, config: ModelConfig, weight: Weight, ranks: Ranks) -> int:
         if weight.expert:

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from kvledger.errors import ConfigError
+from kvledger.models.adapters import Adapters
+from kvledger.models.shards import Ranks
+from kvledger.models.weights import model_weights
 from kvledger.plan.ask import Asked, build_request
 from kvledger.plan.offloading import host_cache
 from kvledger.plan.options import EngineOptions
 from kvledger.plan.plan import Plan, make_plan
-from tests.unit.plan.planning import LLAMA_8B, plan
+from tests.unit.plan.planning import LLAMA_8B, facts, made_up, plan
 
 GIB = 1 << 30
 
@@ -131,3 +134,34 @@ def test_the_language_model_alone_has_no_towers() -> None:
 def test_sizes_that_no_engine_takes(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EngineOptions(**options)
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, 229_376),
+        # The router is adapted, too.
+        ({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8,
+          "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}, 434_688),
+        # Its class takes no adapters of embeddings.
+        ({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 64,
+          "sliding_window_pattern": 2, "tie_word_embeddings": True}, 155_648),
+    ],
+)  # fmt: skip
+def test_slots_have_the_elements_that_vllm_lays_out(fields: dict[str, Any], params: int) -> None:
+    """Two slots of rank 16: the sizes of the tensors that vLLM 0.32 held after it had started with such a model."""
+    model = made_up(**{**SMALL, **fields})
+    found = model_weights(model.config, model.layers)
+    assert Adapters(2, 16).params(model.config, found, Ranks()) == params
+
+
+def test_slots_of_a_real_model() -> None:
+    model = facts("HuggingFaceTB/SmolLM2-135M-Instruct")
+    found = model_weights(model.config, model.layers)
+    assert Adapters(2, 16).params(model.config, found, Ranks()) == 12_951_552
