@@ -100,8 +100,9 @@ def test_qwen_with_a_module_as_a_log_has_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert low <= 255_975 <= high
 
 
-# Public logs of one server (club-3090, #91, #295, #294, #642): Qwen3.6-27B, tp 2 on RTX 3090, KV in fp8_e5m2, three
-# tokens drafted. The last one prints 11.05 GiB, 2.38 requests.
+# Public logs of one recipe on several machines (club-3090, #91, #295, #294, #642), vLLM 0.20 and later: Qwen3.6-27B,
+# tp 2 on RTX 3090, KV in fp8_e5m2, three tokens drafted. The last prints 11.05 GiB, which rounds 426 blocks, and 2.38
+# requests; the blocks of all are told by their tokens.
 @pytest.mark.parametrize(("blocks", "tokens"), [(423, 619_479), (424, 620_944), (425, 622_408), (426, 623_873)])
 def test_tokens_of_a_module_beside_states_as_logs_have_them(
     blocks: int, tokens: int, monkeypatch: pytest.MonkeyPatch

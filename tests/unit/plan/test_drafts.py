@@ -200,7 +200,7 @@ def test_medusa_has_the_parameters_that_vllm_builds(fields: dict[str, object], p
     assert draft.layers == ()
 
 
-# Millions of parameters and of bytes, as their cards have them.
+# Millions of parameters and of bytes, as a public table gives them of their cards (of the large two the bytes alone).
 ASSISTANTS = {"E2B": (78, 156), "E4B": (79, 158), "26B-A4B": (420, 840), "31B": (470, 940)}
 
 
