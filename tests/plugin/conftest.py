@@ -1,5 +1,7 @@
 """The plugin's tests need vLLM itself: the Python environment of scripts/make_reference.sh."""
 
+import logging
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,3 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.parent == HERE:
             # They are vLLM's and its libraries' own.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """Lines that the plugin logs, whatever level vLLM is set to."""
+    lines: list[str] = []
+    logger = logging.getLogger("vllm.plugins.kvledger")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)

@@ -1,10 +1,8 @@
 """The switch, what is left to vLLM's own manager, and what the user is told."""
 
-import logging
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -37,21 +35,6 @@ STATES = Layout("states", (Group("full", 4), Group("mamba_align", 4)))
 def arguments(layout: Layout) -> dict[str, Any]:
     """What vLLM's scheduler gives its manager."""
     return manager_arguments(layout, 20, MAX_MODEL_LEN)
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    """Lines that the plugin logs, whatever level vLLM is set to."""
-    lines: list[str] = []
-    logger = logging.getLogger("vllm.plugins.kvledger")
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
-    logger.setLevel(level)
 
 
 def test_the_entry_point_names_a_function_of_ours() -> None:
