@@ -1,6 +1,6 @@
 """The report on releases that nobody follows, made from their own files: what it found once it finds again.
 
-Their files are laid by scripts/make_reference.sh 0.31 0.30, the first ones in CI; without them there is nothing to see.
+Their files are laid by scripts/make_reference.sh 0.31 0.30, as CI does; without them there is nothing to look at.
 """
 
 import re
