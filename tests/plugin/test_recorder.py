@@ -10,6 +10,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from kvledger.integrations.vllm.plugin import register
 from kvledger.integrations.vllm.recorder import TrafficRecorder, install_recorder
 from kvledger.replay import replay
 from kvledger.replay.records import ReplayListener, RequestRecord
@@ -134,3 +135,12 @@ def test_each_data_parallel_rank_has_its_file(recording: Path) -> None:
     recorder = TrafficRecorder(Broken(), Config)
     assert recorder.log._path == str(recording.with_name("traffic.dp1.jsonl.gz"))
     recorder.close()
+
+
+@pytest.mark.parametrize("word", ["", "0", "off", "No", "FALSE"])
+def test_words_that_mean_off_record_nothing(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("KVLEDGER_RECORD", word)
+    monkeypatch.setenv("KVLEDGER_VLLM", "0")
+    make = Scheduler.__init__
+    register()
+    assert Scheduler.__init__ is make

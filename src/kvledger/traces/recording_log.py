@@ -7,13 +7,14 @@ flushed can be read, however the process ends. What goes wrong with the file is 
 import gzip
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic, time
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -94,8 +95,8 @@ class Numbering:
 class RecordingLog:
     """One recording, in one file or, where it grows beyond max_bytes, in several: traffic.jsonl.gz, traffic.1.jsonl.gz.
 
-    A file that is there already is never written to. `source`: what it is of; for people. `steps`: every
-    request has its step.
+    A file that is there already is never written to, and one that is moved away or emptied is left to whoever did it.
+    `source`: what it is of; for people. `steps`: every request has its step.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class RecordingLog:
         self._file: str = ""
         self._size: int = 0
         self._number: int = 0
+        self._identity: tuple[int, int] = (0, 0)
         self._is_broken: bool = False
         self.num_written: int = 0
         self.num_dropped: int = 0
@@ -238,12 +240,12 @@ class RecordingLog:
 
     def _append(self, lines: bytes) -> None:
         """Adds one gzip member, whole or not at all."""
-        if not self._file or self._size >= self._max_bytes:
+        if not self._file or self._size >= self._max_bytes or not self._is_ours():
             self._begin_file()
         if self._size == 0:
             lines = self._encode(self._header) + b"\n" + lines
         member = gzip.compress(lines, 6) if self._path.endswith(".gz") else lines
-        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
+        descriptor = os.open(self._file, os.O_WRONLY)
         try:
             os.lseek(descriptor, self._size, os.SEEK_SET)
             num_done = 0
@@ -256,16 +258,33 @@ class RecordingLog:
             os.close(descriptor)
         self._size += len(member)
 
+    def _is_ours(self) -> bool:
+        """Whether the file is still where it was begun, with all that was written to it: nobody moved or emptied it."""
+        try:
+            found = os.stat(self._file)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity and found.st_size >= self._size
+
     def _begin_file(self) -> None:
         """Takes the next name that is free. Tenants' traffic is nobody else's: only the owner can read it."""
-        directory, name = os.path.split(self._path)
-        stem, dot, suffixes = name.partition(".")
+        number = self._number
         while True:
-            file = os.path.join(directory, f"{stem}.{self._number}{dot}{suffixes}" if self._number else name)
-            self._number += 1
+            file = marked(self._path, str(number)) if number else self._path
+            number += 1
             try:
-                os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             except FileExistsError:
                 continue
-            self._file, self._size = file, 0
+            found = os.fstat(descriptor)
+            os.close(descriptor)
+            self._file, self._size, self._number = file, 0, number
+            self._identity = (found.st_dev, found.st_ino)
             return
+
+
+def marked(path: str, mark: str) -> str:
+    """traffic.jsonl.gz with a mark before its suffixes: traffic.1.jsonl.gz."""
+    directory, name = os.path.split(path)
+    stem, suffixes = cast(re.Match[str], re.fullmatch(r"(.*?)((?:\.jsonl?)?(?:\.gz)?)", name, re.DOTALL)).groups()
+    return os.path.join(directory, f"{stem}.{mark}{suffixes}")

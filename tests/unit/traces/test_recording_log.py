@@ -17,7 +17,7 @@ import pytest
 from kvledger.traces import recording_log
 from kvledger.traces.formats import open_trace
 from kvledger.traces.reader import TraceReader
-from kvledger.traces.recording_log import Ended, Numbering, RecordingLog
+from kvledger.traces.recording_log import Ended, Numbering, RecordingLog, marked
 from kvledger.traces.trace_request import TraceRequest
 
 
@@ -207,3 +207,53 @@ def test_who_is_too_fast_loses_requests_not_time(tmp_path: Path, monkeypatch: py
     log.close()
     assert log.num_written + log.num_dropped == num_added + 1
     assert len(read(tmp_path / "t.jsonl")[0]) == log.num_written
+
+
+@pytest.mark.parametrize("harm", ["moved", "moved and replaced", "emptied", "removed"])
+def test_a_file_that_somebody_takes_is_followed_by_another(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    log = log_of(path)
+    log.add(ended(monotonic(), 32, 1, "a"), monotonic())
+    while log.num_written < 1:
+        time.sleep(0.005)
+    if harm == "emptied":
+        path.write_bytes(b"")
+    elif harm == "removed":
+        path.unlink()
+    else:
+        path.rename(tmp_path / "taken.jsonl.gz")
+        assert len(read(tmp_path / "taken.jsonl.gz")[0]) == 1
+    if harm == "moved and replaced":
+        path.write_bytes(b"x" * 5000)
+    log.add(ended(monotonic(), 32, 2, "a"), monotonic())
+    log.close()
+    assert (log.num_written, log.num_dropped) == (2, 0)
+    # The first name is free again where it was moved; the numbers go on all the same.
+    assert log.file == str(tmp_path / "t.1.jsonl.gz")
+    assert [request.num_output_tokens for request in read(tmp_path / "t.1.jsonl.gz")[0]] == [2]
+
+
+def test_a_directory_that_comes_late_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "late" / "t.jsonl.gz"
+    log = log_of(path)
+    for number in range(3):
+        log.add(ended(monotonic()), 0.0)
+        while log.num_dropped <= number:
+            time.sleep(0.005)
+    path.parent.mkdir()
+    log.add(ended(monotonic()), 0.0)
+    log.close()
+    assert (log.file, log.num_written) == (str(path), 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/d/traffic.jsonl.gz", "/d/traffic.1.jsonl.gz"),
+        ("a.b.jsonl", "a.b.1.jsonl"),
+        ("v0.33/run.gz", "v0.33/run.1.gz"),
+        ("plain", "plain.1"),
+    ],
+)
+def test_numbers_stand_before_the_suffixes(path: str, expected: str) -> None:
+    assert marked(path, "1") == expected

@@ -23,7 +23,7 @@ def register() -> None:
     """Called by vLLM for every plugin that is installed. Does nothing unless a switch is on."""
     if _setting() not in _OFF:
         install()
-    if os.environ.get(RECORD, "").strip():
+    if os.environ.get(RECORD, "").strip().lower() not in _OFF:
         from kvledger.integrations.vllm.recorder import install_recorder
 
         install_recorder()

@@ -11,13 +11,12 @@ import os
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
 from kvledger.integrations.vllm.plugin import RECORD
 from kvledger.traces.recording import TimedStep
-from kvledger.traces.recording_log import Ended, Numbering, RecordingLog
+from kvledger.traces.recording_log import Ended, Numbering, RecordingLog, marked
 
 # A secret: servers that share it give equal blocks equal numbers.
 RECORD_KEY: Final = "KVLEDGER_RECORD_KEY"
@@ -73,9 +72,10 @@ class TrafficRecorder:
         self._scheduler: Final = scheduler
         self._keeps_steps: Final = os.environ.get(RECORD_STEPS, "").strip().lower() not in _OFF
         parallel = vllm_config.parallel_config
+        path = os.environ[RECORD].strip()
         rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
         self.log: Final = RecordingLog(
-            _file_of_rank(os.environ[RECORD].strip(), rank),
+            path if rank is None else marked(path, f"dp{rank}"),
             scheduler.hash_block_size,
             Numbering(os.environ.get(RECORD_KEY) or None),
             source=f"vLLM, {vllm_config.model_config.served_model_name or vllm_config.model_config.model}",
@@ -178,16 +178,22 @@ class TrafficRecorder:
                 del self._silent[request_id]
 
     def _measured(self, output: Any) -> TimedStep | None:
-        """What a step computes, if it is one that is measured: with one prompt's chunk, or one in so many without."""
+        """What a step computes, if it is one that is measured: with one prompt's chunk, or one in so many without. Not
+        with drafts, whose tokens are neither."""
         scheduled = output.num_scheduled_tokens
         has_chunk = len(scheduled) < output.total_num_scheduled_tokens
-        if not scheduled or not (has_chunk or self._num_steps % _DECODES_PER_SAMPLE == 0):
+        if (
+            not scheduled
+            or output.scheduled_spec_decode_tokens
+            or not (has_chunk or self._num_steps % _DECODES_PER_SAMPLE == 0)
+        ):
             return None
         step = TimedStep(0, 0, 0, 0, 0.0)
         for request_id, num_tokens in scheduled.items():
+            request = self._scheduler.requests[request_id]
             # The scheduler counts them as computed already.
-            context = self._scheduler.requests[request_id].num_computed_tokens
-            if num_tokens == 1:
+            context = request.num_computed_tokens
+            if num_tokens == 1 and context > request.num_prompt_tokens:
                 step.decode_requests += 1
                 step.decode_context += context
             elif step.prefill_tokens:
@@ -240,15 +246,6 @@ class TrafficRecorder:
             ),
             oldest,
         )
-
-
-def _file_of_rank(path: str, rank: int | None) -> str:
-    """traffic.jsonl.gz of data-parallel rank 1: traffic.dp1.jsonl.gz."""
-    if rank is None:
-        return path
-    whole = Path(path)
-    stem, dot, suffixes = whole.name.partition(".")
-    return str(whole.with_name(f"{stem}.dp{rank}{dot}{suffixes}"))
 
 
 def _max_bytes() -> int:
