@@ -36,6 +36,9 @@ class Page:
     def has(self, name: str) -> bool:
         return name in self._samples
 
+    def names(self) -> list[str]:
+        return list(self._samples)
+
     def total(self, name: str) -> float | None:
         """Of all engines and models; None where the page has no such series."""
         found = self._samples.get(name)

@@ -1,10 +1,8 @@
 """What a real server did with some traffic, from what it leaves behind: its metrics, its log, or a recording."""
 
-import math
 import os
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -107,17 +105,17 @@ def _samples(path: str, content: str) -> Samples:
     """(name, bound of a bucket) -> value, added up over engines and models."""
     if find_spec("prometheus_client") is None:
         raise InputError(f"{path}: a scrape needs a package to be read: pip install 'kvledger[metrics]'")
-    parser = import_module("prometheus_client.parser")
+    from kvledger.metrics.scrape import Page, ScrapeError
+
     found: Samples = {}
     try:
-        for family in parser.text_string_to_metric_families(content):
-            for sample in family.samples:
-                value = float(sample.value)
-                if sample.name.startswith("vllm:") and math.isfinite(value):
-                    key = (sample.name, sample.labels.get("le", ""))
-                    found[key] = found.get(key, 0.0) + value
-    except (ValueError, KeyError, IndexError) as broken:
+        page = Page(content)
+    except ScrapeError as broken:
         raise InputError(f"{path}: neither a scrape of /metrics nor vLLM's log ({broken})") from None
+    for name in page.names():
+        if name.startswith("vllm:"):
+            for bound, value in (page.by(name, "le") or {}).items():
+                found[name, bound] = value
     if (_QUERIES, "") not in found:
         raise InputError(
             f"{path}: neither vLLM's log nor a scrape of its /metrics, which has {_QUERIES}; give one of the two, or a "

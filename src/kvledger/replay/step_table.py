@@ -32,7 +32,7 @@ from kvledger.replay.step_time import (
 )
 from kvledger.traces.first_record import FirstRecord
 from kvledger.traces.lines import TraceLines
-from kvledger.traces.recording import RecordingReader
+from kvledger.traces.recording import RecordingReader, TimedStep
 from kvledger.traces.trace_request import TraceError
 
 COLUMNS: Final = ("prefill_tokens", "prefill_computed", "decode_requests", "decode_context", "milliseconds")
@@ -40,16 +40,6 @@ _OPTIONAL: Final = ("prefill_computed",)
 _MAX_ROWS: Final = 100_000
 _MAX_COUNT: Final = 1 << 40
 _MAX_ROUNDS: Final = 50
-
-
-class MeasuredStep(msgspec.Struct):
-    """One row."""
-
-    prefill_tokens: int
-    prefill_computed: int
-    decode_requests: int
-    decode_context: int
-    seconds: float
 
 
 class StepFit(msgspec.Struct):
@@ -71,7 +61,7 @@ class StepFit(msgspec.Struct):
         )
 
 
-def read_step_table(path: str) -> list[MeasuredStep]:
+def read_step_table(path: str) -> list[TimedStep]:
     """Of a table, or of a recording of ours whose server measured its steps. InputError for what is neither."""
     recorded = _recorded_steps(path)
     if recorded is not None:
@@ -88,7 +78,7 @@ def read_step_table(path: str) -> list[MeasuredStep]:
     return [_step(f"{path}, line {number}", row) for number, row in enumerate(rows, 2)]
 
 
-def _recorded_steps(path: str) -> list[MeasuredStep] | None:
+def _recorded_steps(path: str) -> list[TimedStep] | None:
     """None for what is no recording."""
     try:
         lines = TraceLines(path)
@@ -101,9 +91,7 @@ def _recorded_steps(path: str) -> list[MeasuredStep] | None:
         except (TraceError, msgspec.DecodeError):
             return None
         steps = [
-            MeasuredStep(
-                step.prefill_tokens, step.prefill_computed, step.decode_requests, step.decode_context, step.seconds
-            )
+            step
             for step in islice(RecordingReader(lines, None).timed_steps(), _MAX_ROWS)
             if step.seconds > 0 and step.prefill_tokens + step.decode_requests > 0
         ]
@@ -112,7 +100,7 @@ def _recorded_steps(path: str) -> list[MeasuredStep] | None:
     return steps
 
 
-def _step(where: str, row: dict[str, str | None]) -> MeasuredStep:
+def _step(where: str, row: dict[str, str | None]) -> TimedStep:
     numbers: list[float] = []
     for name in COLUMNS:
         cell = row.get(name)
@@ -130,10 +118,10 @@ def _step(where: str, row: dict[str, str | None]) -> MeasuredStep:
         raise InputError(f"{where}: expected a step with tokens that takes time")
     if context < decode:
         raise InputError(f"{where}, column decode_context: expected {decode} or more, the requests' own tokens")
-    return MeasuredStep(prefill, computed, decode, context, numbers[4] / 1000.0)
+    return TimedStep(prefill, computed, decode, context, numbers[4] / 1000.0)
 
 
-def fit(steps: list[MeasuredStep], work: StepWork, gpu: Gpu, num_gpus: int) -> tuple[StepTimeModel, StepFit]:
+def fit(steps: list[TimedStep], work: StepWork, gpu: Gpu, num_gpus: int) -> tuple[StepTimeModel, StepFit]:
     """The roofline with the least squares of relative errors. ConfigError where more work takes less time.
 
     A step is bound by what it computes or by what it reads; which of the two is decided by the numbers, and the other
@@ -158,7 +146,7 @@ def fit(steps: list[MeasuredStep], work: StepWork, gpu: Gpu, num_gpus: int) -> t
     return model, StepFit(len(steps), overhead, 1.0 / costs[0], 1.0 / costs[1], median(errors), max(errors))
 
 
-def _solve(steps: list[MeasuredStep], sides: list[tuple[float, float]], bound: list[int], costs: list[float]) -> float:
+def _solve(steps: list[TimedStep], sides: list[tuple[float, float]], bound: list[int], costs: list[float]) -> float:
     """Sets the costs of the sides that bind steps, and returns the overhead, which is not below 0."""
     free = sorted(set(bound))
     for has_overhead in (True, False):
@@ -203,7 +191,7 @@ def least_squares(rows: list[list[float]]) -> list[float] | None:
     return [matrix[i][size] / matrix[i][i] / scales[i] for i in range(size)]
 
 
-def _numbers(model: StepTimeModel, step: MeasuredStep) -> tuple[int, int, float, int, list[tuple[int, float]]]:
+def _numbers(model: StepTimeModel, step: TimedStep) -> tuple[int, int, float, int, list[tuple[int, float]]]:
     """Of the step, as the model takes them."""
     prefill, computed, decode, context = (
         step.prefill_tokens, step.prefill_computed, step.decode_requests, step.decode_context
@@ -221,9 +209,9 @@ def _numbers(model: StepTimeModel, step: MeasuredStep) -> tuple[int, int, float,
     return prefill + decode, tokens, pairs, decode + (prefill > 0), local
 
 
-def _sides(model: StepTimeModel, step: MeasuredStep) -> tuple[float, float]:
+def _sides(model: StepTimeModel, step: TimedStep) -> tuple[float, float]:
     return model.sides(*_numbers(model, step))
 
 
-def _seconds(model: StepTimeModel, step: MeasuredStep) -> float:
+def _seconds(model: StepTimeModel, step: TimedStep) -> float:
     return model.seconds(*_numbers(model, step))

@@ -1,11 +1,10 @@
 """CsvReader: a CSV file whose header names the columns, one request a row, in the order of arrival."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 
 from kvledger.traces.first_record import csv_cells
-from kvledger.traces.reader import TraceReader, falls
+from kvledger.traces.reader import TraceReader, on_one_clock
 from kvledger.traces.trace_request import MAX_TOKENS, TraceRequest
 
 
@@ -24,27 +23,17 @@ class CsvReader(TraceReader):
         header = csv_cells(lines.peek())
         if not set(self.columns) <= set(header):
             lines.fail("", f"expected {self.mark}")
-        start: float | None = None
-        latest = -math.inf
-        for line in lines:
+        return on_one_clock(self._rows(header), lines, self.time_column, None)
+
+    def _rows(self, header: tuple[str, ...]) -> Iterator[TraceRequest | None]:
+        for line in self.lines:
             cells = csv_cells(line)
             if cells == header:
                 continue
             if len(cells) != len(header):
-                lines.bad("", f"expected {len(header)} comma-separated values, got {len(cells)}")
+                self.lines.bad("", f"expected {len(header)} comma-separated values, got {len(cells)}")
                 continue
-            request = self.request(dict(zip(header, cells, strict=True)))
-            if request is None:
-                continue
-            if start is None:
-                start = request.arrival_time
-            time = request.arrival_time - start
-            if time < latest:
-                lines.bad(self.time_column, falls(latest - time))
-                continue
-            latest = time
-            request.arrival_time = time
-            yield request
+            yield self.request(dict(zip(header, cells, strict=True)))
 
     def count(self, row: Mapping[str, str], column: str, minimum: int) -> int | None:
         """A number of tokens; reports the row if it is none."""

@@ -99,28 +99,17 @@ class RowReader(TraceReader):
         """The request of a record, at its time in seconds. None when it is none, or broken (then self.lines knows)."""
 
     def requests(self) -> Iterator[TraceRequest]:
-        lines = self.lines
+        return on_one_clock(self._parsed(), self.lines, self.time_field, None if self.from_first else 0.0)
+
+    def _parsed(self) -> Iterator[TraceRequest | None]:
         decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(self.record)
-        start: float | None = None if self.from_first else 0.0
-        latest = -math.inf
-        for line in lines:
+        for line in self.lines:
             try:
                 record = decode(decoder, line)
             except msgspec.DecodeError as error:
-                lines.bad(*describe(error))
+                self.lines.bad(*describe(error))
                 continue
-            request = self.request(record)
-            if request is None:
-                continue
-            if start is None:
-                start = request.arrival_time
-            time = request.arrival_time - start
-            if time < latest:
-                lines.bad(self.time_field, falls(latest - time))
-                continue
-            latest = time
-            request.arrival_time = time
-            yield request
+            yield self.request(record)
 
     def sessions(self) -> Iterator[TraceSession]:
         return sessions_of(self.requests())
@@ -165,6 +154,26 @@ def sessions_of(requests: Iterator[TraceRequest]) -> Iterator[TraceSession]:
             request.think_time = request.arrival_time - session.requests[-1].arrival_time
         session.requests.append(request)
     yield from sessions.values()
+
+
+def on_one_clock(
+    requests: Iterator[TraceRequest | None], lines: TraceLines, field: str, start: float | None
+) -> Iterator[TraceRequest]:
+    """Requests, each of the line just read, at their times from `start` on; None: from the first one on. One that is
+    before the one above it is a bad line, by that field. What is None is passed over."""
+    latest = -math.inf
+    for request in requests:
+        if request is None:
+            continue
+        if start is None:
+            start = request.arrival_time
+        time = request.arrival_time - start
+        if time < latest:
+            lines.bad(field, falls(latest - time))
+            continue
+        latest = time
+        request.arrival_time = time
+        yield request
 
 
 def falls(seconds: float) -> str:

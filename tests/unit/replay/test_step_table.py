@@ -14,7 +14,7 @@ from kvledger.plan.options import EngineOptions
 from kvledger.replay import replay
 from kvledger.replay.engine import EngineChoice, replay_engine
 from kvledger.replay.layout import InputError
-from kvledger.replay.step_table import MeasuredStep, fit, least_squares, read_step_table
+from kvledger.replay.step_table import fit, least_squares, read_step_table
 from kvledger.replay.step_time import AttentionWork, StepTimeModel, StepWork, num_pairs
 from kvledger.traces.formats import open_trace
 from kvledger.traces.recording import TimedStep
@@ -30,10 +30,10 @@ WINDOWED = StepWork(
 HEADER = "prefill_tokens,prefill_computed,decode_requests,decode_context,milliseconds"
 
 
-def steps_of(model: StepTimeModel, noise: float = 0.0) -> list[MeasuredStep]:
+def steps_of(model: StepTimeModel, noise: float = 0.0) -> list[TimedStep]:
     """Prefills of all lengths, decodes of all batches, and both together."""
     draw = random.Random(1)
-    made: list[MeasuredStep] = []
+    made: list[TimedStep] = []
     for prefill in (0, 64, 512, 2048, 8192):
         for decode in (0, 1, 16, 128):
             if prefill + decode == 0:
@@ -55,7 +55,7 @@ def steps_of(model: StepTimeModel, noise: float = 0.0) -> list[MeasuredStep]:
                 local,
             )
             factor = 1.0 + draw.uniform(-noise, noise)
-            made.append(MeasuredStep(prefill, computed, decode, decode * each, seconds * factor))
+            made.append(TimedStep(prefill, computed, decode, decode * each, seconds * factor))
     return made
 
 
@@ -90,7 +90,7 @@ def test_what_no_step_is_bound_by_stays() -> None:
 
 def test_more_work_takes_more_time() -> None:
     # 100 requests faster than one, and by more than any overhead explains.
-    table = [MeasuredStep(0, 0, 1, 100_000, 0.5), MeasuredStep(0, 0, 100, 4_000_000, 0.001)]
+    table = [TimedStep(0, 0, 1, 100_000, 0.5), TimedStep(0, 0, 100, 4_000_000, 0.001)]
     with pytest.raises(ConfigError, match="those with more work take less time"):
         fit(table, WINDOWED, GPU, 1)
 
@@ -147,7 +147,7 @@ def test_what_is_no_table_is_refused(content: str, message: str, tmp_path: Path)
 def test_a_column_may_be_missing(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text("milliseconds,prefill_tokens,decode_requests,decode_context\n2.5,7,0,0\n")
-    assert read_step_table(str(path)) == [MeasuredStep(7, 0, 0, 0, 0.0025)]
+    assert read_step_table(str(path)) == [TimedStep(7, 0, 0, 0, 0.0025)]
 
 
 def test_a_recording_whose_server_measured_its_steps_is_a_table(tmp_path: Path) -> None:
