@@ -149,7 +149,7 @@ def test_nothing_disturbs_the_engine(tmp_path: Path, log: list[str], monkeypatch
     server.add("a", [1] * 5)
     while server.scheduler.has_unfinished_requests():
         server.step()
-    assert len([line for line in log if "something is not told" in line]) == 1
+    assert len([line for line in log if "something is missed" in line]) == 1
 
 
 @pytest.mark.parametrize(("address", "warns"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])

@@ -9,11 +9,10 @@ import atexit
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
-from functools import wraps
 from time import monotonic
 from typing import Any, Final
 
+from kvledger.integrations.vllm.hooks import Hooks, on_every_scheduler
 from kvledger.integrations.vllm.plugin import RECORD
 from kvledger.traces.recording import TimedStep
 from kvledger.traces.recording_log import Ended, Numbering, RecordingLog, marked
@@ -34,23 +33,8 @@ _TICK: Final = 1e-6
 
 
 def install_recorder() -> None:
-    """Every scheduler that is made from now on is recorded. Again is harmless."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    make = Scheduler.__init__
-    if getattr(make, "is_recorded_by_kvledger", False):
-        return
-
-    @wraps(make)
-    def make_recorded(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, vllm_config, *args, **kwargs)
-        try:
-            TrafficRecorder(self, vllm_config).attach()
-        except Exception:  # whatever it is, the server goes on
-            _logger.warning("%s: requests are not recorded", RECORD, exc_info=True)
-
-    make_recorded.is_recorded_by_kvledger = True  # type: ignore[attr-defined]
-    Scheduler.__init__ = make_recorded
+    """Every scheduler that is made from now on is recorded."""
+    on_every_scheduler(RECORD, lambda scheduler, vllm_config: TrafficRecorder(scheduler, vllm_config).attach())
 
 
 class Live:
@@ -91,20 +75,19 @@ class TrafficRecorder:
         self._in_flight: Final[deque[tuple[float, TimedStep | None]]] = deque()
         self._last_return: float = 0.0
         self._latest: float = 0.0
-        self._has_failed: bool = False
 
     def attach(self) -> None:
-        scheduler = self._scheduler
-        scheduler.add_request = self._after(scheduler.add_request, self._came)
-        scheduler.schedule = self._after(scheduler.schedule, self._scheduled)
-        scheduler.update_from_output = self._after(scheduler.update_from_output, self._returned)
+        hooks = Hooks(self._scheduler, RECORD)
+        hooks.after("add_request", self._came)
+        hooks.after("schedule", self._scheduled)
+        hooks.after("update_from_output", self._returned)
         # Where every request goes through at its end, before it is forgotten.
-        scheduler._free_request = self._before(scheduler._free_request, self._ended)
-        scheduler.shutdown = self._before(scheduler.shutdown, self.close)
+        hooks.before("_free_request", self._ended)
+        hooks.before("shutdown", self.close)
         atexit.register(self.close)
         _logger.info("requests are recorded (%s): no texts, no token ids", os.environ[RECORD].strip())
 
-    def close(self) -> None:
+    def close(self, *_: Any) -> None:
         """Writes what there is, requests that have not ended too. Again is harmless."""
         atexit.unregister(self.close)
         for request_id in list(self._live):
@@ -113,36 +96,6 @@ class TrafficRecorder:
                 self._end(request, "shutdown")
         self._live.clear()
         self.log.close()
-
-    def _after(self, call: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-        """The call, and then what is to be noted of its result and arguments."""
-
-        @wraps(call)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            result = call(*args, **kwargs)
-            try:
-                note(result, *args)
-            except Exception:  # whatever it is, the server goes on
-                self._fail()
-            return result
-
-        return noted
-
-    def _before(self, call: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-        @wraps(call)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            try:
-                note(*args)
-            except Exception:  # whatever it is, the server goes on
-                self._fail()
-            return call(*args, **kwargs)
-
-        return noted
-
-    def _fail(self) -> None:
-        if not self._has_failed:
-            _logger.warning("something was not recorded; the next time nothing is said", exc_info=True)
-        self._has_failed = True
 
     # What the scheduler did
 

@@ -8,7 +8,6 @@ snapshot a second, and one when the last request has ended.
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import wraps
 from time import monotonic
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from kvledger.core.blocks.observer import LedgerObserver
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.request import Request
 from kvledger.core.watch.miss_explainer import MissExplainer
+from kvledger.integrations.vllm.hooks import Hooks, on_every_scheduler
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.plugin import WHY
 from kvledger.metrics.prometheus import MetricsTarget, SchedulerMetrics, serve_metrics
@@ -27,23 +27,8 @@ _logger = logging.getLogger("vllm.plugins.kvledger")
 
 
 def install_why() -> None:
-    """Every scheduler that is made from now on and has the ledger says why. Again is harmless."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    make = Scheduler.__init__
-    if getattr(make, "tells_kvledger_why", False):
-        return
-
-    @wraps(make)
-    def make_telling(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, vllm_config, *args, **kwargs)
-        try:
-            tell_why(self, vllm_config)
-        except Exception:  # whatever it is, the server goes on
-            _logger.warning("%s: nothing is told", WHY, exc_info=True)
-
-    make_telling.tells_kvledger_why = True  # type: ignore[attr-defined]
-    Scheduler.__init__ = make_telling
+    """Every scheduler that is made from now on and has the ledger says why."""
+    on_every_scheduler(WHY, tell_why)
 
 
 class _Lookups(LedgerObserver):
@@ -150,49 +135,22 @@ class Why:
         self._target: Final = MetricsTarget(labels=labels)
         self.metrics: Final = SchedulerMetrics(self._target, self.engine, misses=self.misses)
         self._log: Final = WhyLog(self.engine, self.misses)
-        self._has_failed: bool = False
 
     def attach(self) -> None:
         self._serve()
-        self._scheduler.schedule = self._told(self._scheduler.schedule)
-        self._scheduler.update_from_output = self._told_when_idle(self._scheduler.update_from_output)
+        hooks = Hooks(self._scheduler, WHY)
+        hooks.before("schedule", self._forget_shortage)
+        hooks.after("schedule", self._note)
+        hooks.after("update_from_output", self._note_idle)
 
     def misses(self) -> Mapping[str, int]:
         """Prompt tokens of new requests by where they came from."""
         return self._misses.new.split.as_dict()
 
-    def _told(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
-        demand = self.engine.manager.demand
+    def _forget_shortage(self, *_: Any) -> None:
+        self.engine.manager.demand.shortage = None
 
-        @wraps(schedule)
-        def told(*args: Any, **kwargs: Any) -> Any:
-            demand.shortage = None
-            output = schedule(*args, **kwargs)
-            try:
-                self._note(output)
-            except Exception:  # whatever it is, the server goes on
-                self._fail()
-            return output
-
-        return told
-
-    def _told_when_idle(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """No step comes after the last one, so what it leaves is shown at once."""
-        engine = self.engine
-
-        @wraps(update)
-        def told(*args: Any, **kwargs: Any) -> Any:
-            result = update(*args, **kwargs)
-            try:
-                if engine.num_running == 0 and engine.num_waiting == 0:
-                    self.metrics.update()
-            except Exception:  # whatever it is, the server goes on
-                self._fail()
-            return result
-
-        return told
-
-    def _note(self, output: Any) -> None:
+    def _note(self, output: Any, *_: Any) -> None:
         self.engine.note_step(output)
         is_due = self.metrics.is_due()
         self.metrics.step(output)
@@ -201,10 +159,10 @@ class Why:
             if line is not None:
                 _logger.info("%s", line)
 
-    def _fail(self) -> None:
-        if not self._has_failed:
-            _logger.warning("%s: something is not told; the next time nothing is said", WHY, exc_info=True)
-        self._has_failed = True
+    def _note_idle(self, *_: Any) -> None:
+        """No step comes after the last one, so what it leaves is shown at once."""
+        if self.engine.num_running == 0 and self.engine.num_waiting == 0:
+            self.metrics.update()
 
     def _serve(self) -> None:
         address = os.environ.get(WHY, "").strip()
