@@ -133,6 +133,15 @@ class ReplayOptions(PlannedEngineOptions, TraceSource):
         Option("--check", help="Prove the invariants of every layer after each step (slow).", rich_help_panel=HOW),
     ] = False
 
+    block_by_block: Annotated[
+        bool,
+        Option(
+            "--block-by-block",
+            help="Count every block and step where runs of them would give the same numbers, faster.",
+            rich_help_panel=HOW,
+        ),
+    ] = False
+
     # The simulated time
     peak_tflops: Annotated[float | None, number(TIME, "Dense TFLOP/s of one GPU, instead of the table's.")] = None
     bandwidth: Annotated[float | None, number(TIME, "GB/s of one GPU's memory, instead of the table's.")] = None

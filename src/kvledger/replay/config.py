@@ -72,7 +72,7 @@ class ReplayConfig:
             observer = LedgerObservers([observer, self.events.observer])
         return KVCacheManager(
             layout.config(self.num_blocks),
-            self._longest,
+            self.longest,
             enable_caching=self.enable_caching,
             hasher=maker.hasher,
             watermark=self.watermark,
@@ -85,7 +85,8 @@ class ReplayConfig:
         )
 
     @property
-    def _longest(self) -> int:
+    def longest(self) -> int:
+        """max_model_len, or what no request reaches."""
         return NO_LIMIT if self.max_model_len is None else self.max_model_len
 
     @property
@@ -96,4 +97,4 @@ class ReplayConfig:
     @property
     def _rules(self) -> LedgerRules:
         """What the manager makes of the layout."""
-        return self.layout.rules(self.enable_caching, self._longest, self._max_in_flight_tokens)
+        return self.layout.rules(self.enable_caching, self.longest, self._max_in_flight_tokens)

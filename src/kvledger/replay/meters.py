@@ -2,15 +2,13 @@
 
 from typing import Final
 
-from kvledger.core.blocks.block import KVCacheBlock
 from kvledger.core.blocks.block_pool import PoolOccupancy
-from kvledger.core.blocks.observer import EvictionCause, LedgerObserver
-from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.metrics.samples import WeightedSamples
 from kvledger.plan.view import kind_words
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.layout import is_sparse
+from kvledger.replay.ledger import ReplayLedger
 from kvledger.replay.result import GroupResult, Shares, Timeline, WaitTime
 from kvledger.scheduler import WaitReason
 
@@ -71,17 +69,6 @@ class TimelineMeter:
         self.next_time = (len(self._running) + 1) * self._interval
 
 
-class EvictionMeter(LedgerObserver):
-    """Counts cached blocks that lost their content to a new block."""
-
-    def __init__(self) -> None:
-        self.num_evictions: int = 0
-
-    def blocks_evicted(self, blocks: list[KVCacheBlock], cause: EvictionCause) -> None:
-        if cause is EvictionCause.REUSED:
-            self.num_evictions += len(blocks)
-
-
 class WaitMeter:
     """Sums up Scheduler.wait_counts. The driver leaves out steps in which nobody waits."""
 
@@ -110,9 +97,9 @@ class GroupMeter:
 
     MAX_SAMPLES: Final = 64
 
-    def __init__(self, config: ReplayConfig, manager: KVCacheManager, interval: float) -> None:
+    def __init__(self, config: ReplayConfig, ledger: ReplayLedger, interval: float) -> None:
         self._config: Final = config
-        self._manager: Final = manager
+        self._ledger: Final = ledger
         self._interval: float = interval
         groups = config.layout.groups
         # One group that keeps everything holds what the pool has lent.
@@ -124,10 +111,10 @@ class GroupMeter:
     def sample(self, now: float) -> None:
         """Looks at the groups. To be called when `next_time` has come."""
         if self._is_plain:
-            self._held[0].append(self._manager.occupancy().live)
+            self._held[0].append(self._ledger.occupancy().live)
             self._null[0].append(0)
         else:
-            for group_id, occupancy in enumerate(self._manager.group_occupancies()):
+            for group_id, occupancy in enumerate(self._ledger.group_occupancies()):
                 self._held[group_id].append(occupancy.num_held)
                 self._null[group_id].append(occupancy.num_null)
         if len(self._held[0]) == self.MAX_SAMPLES:
@@ -140,7 +127,7 @@ class GroupMeter:
         """One entry for each group."""
         layout = self._config.layout
         results: list[GroupResult] = []
-        for group_id, occupancy in enumerate(self._manager.group_occupancies()):
+        for group_id, occupancy in enumerate(self._ledger.group_occupancies()):
             group = layout.groups[group_id]
             num_null = self._null[group_id]
             results.append(

@@ -93,7 +93,8 @@ def can_draw(console: Console) -> bool:
 def _heading(result: ReplayResult) -> Text:
     heading = Text("kvledger replay ", style="bold")
     heading.append(basename(result.trace), style="bold cyan")
-    heading.append(f"  {result.format} format, {result.mode}, hash {result.hash}\n", style="dim")
+    counted = "extents" if result.counting == "extents" else f"blocks, hash {result.hash}"
+    heading.append(f"  {result.format} format, {result.mode}, by {counted}\n", style="dim")
     if result.model:
         gpus = f"{result.num_gpus} x {result.gpu}"
         limit = f", at most {result.max_model_len:,} tokens" if result.max_model_len else ""

@@ -105,6 +105,8 @@ class ReplayResult(msgspec.Struct):
     were not asked for."""
 
     mode: str
+    # The ledger that ran: "blocks" or "extents".
+    counting: str
     num_blocks: int
     block_size: int
     max_model_len: int | None
@@ -149,6 +151,8 @@ class ReplayResult(msgspec.Struct):
     trace: str = ""
     format: str = ""
     hash: str = ""
+    # Why it was counted by blocks; empty for extents.
+    why_by_blocks: str = ""
     num_bad_lines: int = 0
 
     def _repr_html_(self) -> str:

@@ -11,12 +11,14 @@ from kvledger.errors import wrong_value
 from kvledger.replay.against import compare
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.engine import ReplayEngine
+from kvledger.replay.extent_ledger import ExtentLedger, why_by_blocks
+from kvledger.replay.ledger import BlockLedger
 from kvledger.replay.log import ReplayLog
 from kvledger.replay.measured import read_measured
 from kvledger.replay.records import ReplayListener
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
-from kvledger.replay.sequential import SequentialReplay
+from kvledger.replay.sequential import BlocksInTurn, ExtentsInTurn, SequentialReplay
 from kvledger.replay.slo import Slo
 from kvledger.replay.step_table import fit, read_step_table
 from kvledger.replay.step_time import StepTimeModel
@@ -64,6 +66,7 @@ class ReplayHow:
     log_interval: float = 0.0
     slo: Slo | None = None
     against: str | None = None
+    block_by_block: bool = False
 
     def __post_init__(self) -> None:
         """ConfigError for the first field that is out of its range, or without effect in sequence."""
@@ -128,10 +131,14 @@ def replay_arrivals(
     measured = None if how.against is None else read_measured(how.against)
     config = _config(engine, how, events)
     notes = list(engine.notes)
+    by_blocks = "--block-by-block" if how.block_by_block else why_by_blocks(config)
+    if not how.sequential:
+        by_blocks = by_blocks or "requests compete"
     maker = make_prompt_maker(how.hash, config.hash_block_size)
     driver: ScheduledReplay | SequentialReplay
     if how.sequential:
-        driver = SequentialReplay(arrivals, maker, config, listeners)
+        in_turn = BlocksInTurn(config, BlockLedger(config, maker)) if by_blocks else ExtentsInTurn(ExtentLedger(config))
+        driver = SequentialReplay(arrivals, in_turn, config, listeners)
     else:
         step_time = _step_time(engine, how, notes)
         log = ReplayLog(how.log_interval, write_log) if how.log_interval > 0 else None
@@ -142,7 +149,8 @@ def replay_arrivals(
         result = driver.run(progress or _silent)
     finally:
         gc.unfreeze()
-    result.hash = how.hash if engine.enable_caching else "off"
+    result.hash = _hash_name(how, engine, result)
+    result.why_by_blocks = by_blocks
     result.model = engine.name
     result.gpu = engine.gpu.name
     result.num_gpus = engine.num_gpus
@@ -150,6 +158,13 @@ def replay_arrivals(
     if measured is not None:
         result.against = compare(measured, result)
     return result
+
+
+def _hash_name(how: ReplayHow, engine: ReplayEngine, result: ReplayResult) -> str:
+    """What names blocks; extents have no need of names."""
+    if not engine.enable_caching:
+        return "off"
+    return how.hash if result.counting == "blocks" else "none"
 
 
 def _step_time(engine: ReplayEngine, how: ReplayHow, notes: list[str]) -> StepTimeModel:

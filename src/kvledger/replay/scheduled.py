@@ -16,8 +16,8 @@ from typing import Final
 from kvledger.errors import InvariantError
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.flights import Flight, FlightBook
+from kvledger.replay.ledger import BlockLedger
 from kvledger.replay.log import ReplayLog
-from kvledger.replay.meters import EvictionMeter
 from kvledger.replay.records import CUT_SHORT, FINISHED, ReplayListener, RequestRecord, StepRecord
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.step_time import StepTimeModel
@@ -43,8 +43,8 @@ class ScheduledReplay:
         log: ReplayLog | None = None,
         listeners: Sequence[ReplayListener] = (),
     ) -> None:
-        evictions = EvictionMeter()
-        manager = config.make_manager(maker, evictions)
+        ledger = BlockLedger(config, maker)
+        manager = ledger.manager
         self._arrivals: Final = arrivals
         self._counts_steps: Final = arrivals.counts_steps
         self._maker: Final = maker
@@ -54,7 +54,7 @@ class ScheduledReplay:
         self._manager: Final = manager
         self._accounting: Final = RequestAccounting(manager)
         self._scheduler: Final = Scheduler(manager, config.scheduler, accounting=self._accounting)
-        self._tally: Final = Tally(config, manager, evictions, _TIMELINE_INTERVAL_SECONDS)
+        self._tally: Final = Tally(config, ledger, _TIMELINE_INTERVAL_SECONDS)
         self._book: Final = FlightBook(self._scheduler, self._tally, step_time.reaches)
         by_priority = config.scheduler.policy is SchedulingPolicy.PRIORITY
         self._num_ahead: Final = math.inf if by_priority else config.scheduler.max_num_seqs

@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 
-from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.ledger.lookups import PrefixCacheStats
 from kvledger.core.units import cdiv
-from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.metrics.samples import WeightedSamples
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.meters import EvictionMeter, GroupMeter, TimelineMeter, WaitMeter
+from kvledger.replay.ledger import ReplayLedger
+from kvledger.replay.meters import GroupMeter, TimelineMeter, WaitMeter
 from kvledger.replay.records import CUT_SHORT, ReplayListener, RequestRecord
 from kvledger.replay.result import PrefixCacheResult, ReplayResult, Throughput
 from kvledger.replay.slo import Goodput
@@ -36,14 +35,11 @@ class Tally(ReplayListener):
     def __init__(
         self,
         config: ReplayConfig,
-        manager: KVCacheManager,
-        evictions: EvictionMeter,
+        ledger: ReplayLedger,
         interval: float,
     ) -> None:
         self.config = config
-        self.manager = manager
-        self.evictions = evictions
-        self._misses = None if config.explain_misses is None else MissExplainer(manager, config.explain_misses)
+        self.ledger = ledger
         self.num_requests = 0
         self.num_finished = 0
         self.num_cut_short = 0
@@ -62,8 +58,8 @@ class Tally(ReplayListener):
         self._usage = WeightedSamples()
         # Seconds between two tokens: most are a step, whose tokens come at once.
         self.gaps = WeightedSamples()
-        self.timeline = TimelineMeter(interval, manager.num_usable_blocks)
-        self.group_meter = GroupMeter(config, manager, interval)
+        self.timeline = TimelineMeter(interval, ledger.num_usable_blocks)
+        self.group_meter = GroupMeter(config, ledger, interval)
         self.ttft = WeightedSamples()
         self.waits = WaitMeter()
         self.e2e = WeightedSamples()
@@ -106,18 +102,19 @@ class Tally(ReplayListener):
 
     def refusal(self, num_prompt_tokens: int) -> str | None:
         """Why a prompt of that length can never be served; None when it can."""
-        if self.manager.num_blocks_for(num_prompt_tokens) > self.manager.num_usable_blocks:
+        if self.ledger.num_blocks_for(num_prompt_tokens) > self.ledger.num_usable_blocks:
             return PROMPT_EXCEEDS_POOL
-        if num_prompt_tokens >= self.manager.max_model_len:
+        if num_prompt_tokens >= self.config.longest:
             return PROMPT_EXCEEDS_MAX_MODEL_LEN
         return None
 
     def result(self, mode: str, wall_seconds: float) -> ReplayResult:
         """The result; the fields about the trace are the caller's to fill in."""
         num_tokens = self.num_prompt_tokens + self.num_output_tokens
-        stats = self.manager.take_prefix_cache_stats()
+        stats = self.ledger.take_prefix_cache_stats()
         return ReplayResult(
             mode=mode,
+            counting=self.ledger.counting,
             num_blocks=self.config.num_blocks,
             block_size=self._block_size,
             max_model_len=self.config.max_model_len,
@@ -172,7 +169,7 @@ class Tally(ReplayListener):
 
     def _why_missed(self) -> WhyMissed | None:
         limits = self.config.explain_misses
-        misses = self._misses
+        misses = self.ledger.misses
         if misses is None or limits is None:
             return None
         return why_missed(misses, limits.max_evicted_blocks, self._hit_step)
@@ -187,7 +184,7 @@ class Tally(ReplayListener):
             num_hit_tokens=stats.hits,
             num_query_blocks=self.num_query_blocks if stats.queries else 0,
             num_hit_blocks=num_hit_blocks,
-            num_evictions=self.evictions.num_evictions,
+            num_evictions=self.ledger.num_evictions,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from kvledger.core.extents.extent_misses import ExtentMisses
 from kvledger.core.watch.miss_explainer import MissExplainer
 from kvledger.core.watch.prompt_split import MissTotals, curve_blocks
 
@@ -60,7 +61,7 @@ class WhyMissed(msgspec.Struct):
     summary: str
 
 
-def why_missed(misses: MissExplainer, num_remembered: int, hit_step: int) -> WhyMissed:
+def why_missed(misses: MissExplainer | ExtentMisses, num_remembered: int, hit_step: int) -> WhyMissed:
     """The result. `num_remembered`: evictions that the explainer may remember; `hit_step`: where hits can end."""
     totals = misses.new
     why = WhyMissed(

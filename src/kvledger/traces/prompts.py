@@ -71,11 +71,14 @@ class TokenPrompts(PromptMaker):
     def __init__(self, hasher: BlockHasher) -> None:
         super().__init__(hasher)
         next_number = count().__next__
-        self._numbers: Final[defaultdict[int, defaultdict[int, int]]] = defaultdict(lambda: defaultdict(next_number))
+        # (scope, tokens of an id): an id of another size is other content.
+        self._numbers: Final[defaultdict[tuple[int, int], defaultdict[int, int]]] = defaultdict(
+            lambda: defaultdict(next_number)
+        )
 
     def make(self, recorded: TraceRequest, serial: int) -> Request:
-        numbers = self._numbers[recorded.scope]
         num_repeats = recorded.block_size
+        numbers = self._numbers[recorded.scope, num_repeats]
         # The block that the prompt begins and the answer fills has one name.
         ids = recorded.hash_ids + recorded.output_ids[:1]
         packed = b"".join([numbers[x].to_bytes(TOKEN_BYTES, "little") * num_repeats for x in ids])
@@ -90,7 +93,8 @@ class TokenPrompts(PromptMaker):
     def answer(self, recorded: TraceRequest, serial: int) -> list[int] | None:
         if not recorded.output_ids:
             return None
-        numbers, block_size = self._numbers[recorded.scope], recorded.block_size
+        block_size = recorded.block_size
+        numbers = self._numbers[recorded.scope, block_size]
         tokens: list[int] = []
         for x in recorded.output_ids:
             tokens += [numbers[x]] * block_size
@@ -111,8 +115,9 @@ class NamedPrompts(PromptMaker):
     def __init__(self, block_size: int) -> None:
         super().__init__(GivenBlockHasher(block_size))
         self._block_size: Final = block_size
-        # (node of the path before, or -1 - scope at the start; id) -> node
+        # (node of the path before, id) -> node; (scope, tokens of an id) -> the node in which its paths begin.
         self._nodes: Final[defaultdict[tuple[int, int], int]] = defaultdict(count().__next__)
+        self._roots: Final[defaultdict[tuple[int, int], int]] = defaultdict(count(-1, -1).__next__)
         # Trace block size -> how to name the engine blocks inside one, where they fit evenly.
         self._cuts: Final[dict[int, _EvenCut | None]] = {}
 
@@ -124,7 +129,7 @@ class NamedPrompts(PromptMaker):
     def _names(self, recorded: TraceRequest, serial: int) -> list[bytes]:
         """Names of all blocks that the request will ever fill."""
         nodes: list[int] = []
-        node = -1 - recorded.scope
+        node = self._roots[recorded.scope, recorded.block_size]
         num_most = recorded.num_prompt_tokens
         ids = recorded.hash_ids
         if recorded.output_ids:

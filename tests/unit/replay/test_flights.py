@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvledger.metrics.samples import WeightedSamples
 from kvledger.replay.config import ReplayConfig
-from kvledger.replay.meters import EvictionMeter
+from kvledger.replay.ledger import EvictionMeter
 from kvledger.replay.result import Percentiles, ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulingPolicy

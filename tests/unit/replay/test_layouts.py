@@ -13,9 +13,10 @@ from kvledger.errors import ConfigError
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.layout import InputError, KVLayout, is_sparse
 from kvledger.replay.layout_file import FIELDS, read_layout
+from kvledger.replay.ledger import BlockLedger
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
-from kvledger.replay.sequential import SequentialReplay
+from kvledger.replay.sequential import BlocksInTurn, SequentialReplay
 from kvledger.scheduler import SchedulerConfig
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
@@ -55,7 +56,8 @@ def replay(
     maker = make_prompt_maker(hash_name, config.hash_block_size)
     if scheduled:
         return ScheduledReplay(arrivals, maker, config, steps_of(0.05)).run(lambda done, arrived: None)
-    return SequentialReplay(arrivals, maker, config).run(lambda done, arrived: None)
+    server = BlocksInTurn(config, BlockLedger(config, maker))
+    return SequentialReplay(arrivals, server, config).run(lambda done, arrived: None)
 
 
 def ids(count: int, start: int = 1) -> list[int]:

@@ -7,11 +7,12 @@ import pytest
 
 from kvledger.errors import ConfigError
 from kvledger.replay.config import ReplayConfig
+from kvledger.replay.ledger import BlockLedger
 from kvledger.replay.records import ReplayListener, RequestRecord, StepRecord
 from kvledger.replay.request_log import COLUMNS, RequestLog
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
-from kvledger.replay.sequential import SequentialReplay
+from kvledger.replay.sequential import BlocksInTurn, SequentialReplay
 from kvledger.replay.slo import Slo, parse_slo
 from kvledger.scheduler import SchedulerConfig
 from kvledger.traces.arrivals import RecordedArrivals
@@ -114,7 +115,8 @@ def test_in_sequence_there_are_hits_and_no_times() -> None:
     heard = Heard()
     config = ReplayConfig(40, one_group(4))
     arrivals = RecordedArrivals(iter([request(0, 9, 5, 1, 2), request(5, 10, 5, 1, 2), request(6, 400, 1)]))
-    result = SequentialReplay(arrivals, make_prompt_maker("none", 4), config, [heard]).run(lambda done, arrived: None)
+    server = BlocksInTurn(config, BlockLedger(config, make_prompt_maker("none", 4)))
+    result = SequentialReplay(arrivals, server, config, [heard]).run(lambda done, arrived: None)
     records = heard.requests
     assert [(records[number].num_hit_tokens, records[number].outcome) for number in range(3)] == [
         (0, "finished"), (8, "finished"), (0, "prompt_exceeds_pool")

@@ -3,8 +3,9 @@
 import pytest
 
 from kvledger.replay.config import ReplayConfig
+from kvledger.replay.ledger import BlockLedger
 from kvledger.replay.result import ReplayResult
-from kvledger.replay.sequential import SequentialReplay
+from kvledger.replay.sequential import BlocksInTurn, SequentialReplay
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
 from kvledger.traces.trace_request import TraceRequest
@@ -16,7 +17,8 @@ def replay(*prompts: tuple[int, list[int]], num_blocks: int, hash_name: str = "n
     requests = [TraceRequest(0.0, tokens, 100, ids, 16) for tokens, ids in prompts]
     config = ReplayConfig(num_blocks, one_group(), check=True)
     maker = make_prompt_maker(hash_name, 16)
-    return SequentialReplay(RecordedArrivals(iter(requests)), maker, config).run(lambda done, arrived: None)
+    server = BlocksInTurn(config, BlockLedger(config, maker))
+    return SequentialReplay(RecordedArrivals(iter(requests)), server, config).run(lambda done, arrived: None)
 
 
 @pytest.mark.parametrize("hash_name", ["sha256", "none"])

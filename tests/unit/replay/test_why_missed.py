@@ -8,10 +8,11 @@ from rich.console import Console
 
 from kvledger import MissConfig
 from kvledger.replay.config import ReplayConfig
+from kvledger.replay.ledger import BlockLedger
 from kvledger.replay.report import larger_pools, missed_tables
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
-from kvledger.replay.sequential import SequentialReplay
+from kvledger.replay.sequential import BlocksInTurn, SequentialReplay
 from kvledger.replay.why_missed import MoreBlocks, WhyMissed
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
@@ -33,7 +34,8 @@ def replay(
         explain_misses=MissConfig(max_evicted_blocks=remembered),
     )
     maker = make_prompt_maker("none", 16)
-    return SequentialReplay(RecordedArrivals(iter(requests)), maker, config).run(lambda done, arrived: None)
+    server = BlocksInTurn(config, BlockLedger(config, maker))
+    return SequentialReplay(RecordedArrivals(iter(requests)), server, config).run(lambda done, arrived: None)
 
 
 def why(*prompts: tuple[int, list[int]], **options: int) -> WhyMissed:
@@ -141,7 +143,8 @@ def test_what_is_forgotten_is_said() -> None:
 def test_not_asked_not_answered() -> None:
     config = ReplayConfig(100, one_group())
     arrivals = RecordedArrivals(iter([TraceRequest(0.0, 40, 4, [1, 2, 3], 16)]))
-    result = SequentialReplay(arrivals, make_prompt_maker("none", 16), config).run(lambda done, arrived: None)
+    server = BlocksInTurn(config, BlockLedger(config, make_prompt_maker("none", 16)))
+    result = SequentialReplay(arrivals, server, config).run(lambda done, arrived: None)
     assert result.why_missed is None
 
 

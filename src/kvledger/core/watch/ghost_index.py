@@ -18,7 +18,8 @@ what is behind that block, and a parent would be missing.
 
 Groups of windows or states cache blocks without their parents: there every block is a run of its own.
 
-What is remembered is bounded: at least the last `max_blocks` evictions, and no more than that and one run.
+What is remembered is bounded: of what gave way to new blocks the last `max_blocks` evictions, to the block; memory is
+given back a run at a time.
 """
 
 from typing import Final
@@ -80,19 +81,19 @@ class GhostTrace:
         # So far read: most blocks that the pool was short of, and the first cause that no block would have helped with.
         self.num_short: int = 0
         self.cause: EvictionCause = _REUSED
-        self._block_size: Final = block_size
-        self._parts: Final = parts
+        self.block_size: Final = block_size
+        self.parts: Final = parts
         self._next: int = 0
 
     def read_to(self, end: int) -> None:
         """Takes in what lies before that token. REQUIRES ends that grow from call to call."""
-        while self._next < len(self._parts):
-            part = self._parts[self._next]
+        while self._next < len(self.parts):
+            part = self.parts[self._next]
             if part.start >= end:
                 return
             last = min(end, part.end) - 1
             if part.cause is _REUSED:
-                num_short = part.num_short + (last - part.start) // self._block_size
+                num_short = part.num_short + (last - part.start) // self.block_size
                 if num_short > self.num_short:
                     self.num_short = num_short
             elif self.cause is _REUSED:
@@ -121,8 +122,8 @@ class GhostIndex:
     """One ledger's evictions. Groups that nobody follows are counted and not remembered."""
 
     def __init__(self, num_groups: int, max_blocks: int) -> None:
-        # Evictions that were remembered and are forgotten. Above 0, what is not found may have been evicted long ago.
-        self.num_forgotten: int = 0
+        # Of runs that are gone.
+        self._num_given_up: int = 0
         self._num_evictions: i64 = 0
         self._max_blocks: Final = max_blocks
         self._groups: Final = [GhostGroup(None, 1, False, True) for _ in range(num_groups)]
@@ -152,6 +153,16 @@ class GhostIndex:
     def num_evictions(self) -> int:
         """Cached blocks that gave way to new ones."""
         return int(self._num_evictions)
+
+    @property
+    def num_forgotten(self) -> int:
+        """Evictions that are known no more. Above 0, what is not found may have been evicted long ago."""
+        return max(self._num_given_up, self._first_known)
+
+    @property
+    def _first_known(self) -> int:
+        """The number of the first eviction for room that is still known."""
+        return max(0, int(self._num_evictions) - self._max_blocks)
 
     def follow(self, group_id: int, index: PrefixIndex, block_size: int, is_chain: bool) -> None:
         """Remembers that group from now on. To be called before anything is cached."""
@@ -246,10 +257,11 @@ class GhostIndex:
         block_size = group.block_size
         parts: list[EvictedPart] = []
         num_blocks = len(hashes) // hashes_per_block
+        first_known = self._first_known
         block = start
         while block < num_blocks:
             block_hash = hashes[(block + 1) * hashes_per_block - 1]
-            run = group.tops.get(hash(block_hash))
+            run = self._find_top(group, block_hash)
             if run is None:
                 if index.get(block_hash) is None:
                     break
@@ -259,8 +271,9 @@ class GhostIndex:
             names = run.names
             position = len(names) - 1
             num_short = self.num_evictions - int(run.first_eviction) - position
+            last = max(0, first_known - int(run.first_eviction)) if run.cause is _REUSED else 0
             while (
-                position >= 0
+                position >= last
                 and block < num_blocks
                 and names[position] == i64(hash(hashes[(block + 1) * hashes_per_block - 1]))
             ):
@@ -272,17 +285,24 @@ class GhostIndex:
     def has_top(self, group_id: int, block_hash: bytes) -> bool:
         """Whether a hash whose parent is cached was evicted. If not, nothing behind it in a chain was ever cached."""
         self._close()
-        return hash(block_hash) in self._groups[group_id].tops
+        return self._find_top(self._groups[group_id], block_hash) is not None
 
     def find(self, group_id: int, block_hash: bytes) -> EvictedPart | None:
         """The eviction of one hash that stands at a top: of every hash in a group that is no chain."""
         group = self._groups[group_id]
         self._close()
-        run = group.tops.get(hash(block_hash))
+        run = self._find_top(group, block_hash)
         if run is None:
             return None
         num_short = self.num_evictions - int(run.first_eviction) - (len(run.names) - 1)
         return EvictedPart(0, group.block_size, num_short, self._cause(run))
+
+    def _find_top(self, group: GhostGroup, block_hash: bytes) -> EvictedRun | None:
+        """The run whose top has that name, unless it is forgotten."""
+        run = group.tops.get(hash(block_hash))
+        if run is None or run.cause is not _REUSED:
+            return run
+        return run if run.first_eviction + len(run.names) > self._first_known else None
 
     def check(self) -> None:
         """Proves that exactly the tops of runs are found by hash, and the limit. O(runs)."""
@@ -325,7 +345,7 @@ class GhostIndex:
 
     def _forget(self, run: EvictedRun) -> None:
         self._num_remembered -= run.num_blocks
-        self.num_forgotten += run.num_blocks
+        self._num_given_up += run.num_blocks
         group = self._groups[run.group_id]
         if len(run.names) > 0 and group.tops.get(run.top) is run:
             del group.tops[run.top]

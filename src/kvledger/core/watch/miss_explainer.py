@@ -24,14 +24,8 @@ from kvledger.core.requests.request import Request
 from kvledger.core.units import round_down
 from kvledger.core.watch.content_twins import ContentTwins, Identity
 from kvledger.core.watch.ghost_index import GhostIndex, GhostTrace
-from kvledger.core.watch.prompt_split import (
-    NUM_CURVE_POINTS,
-    MissConfig,
-    MissTotals,
-    PromptAccount,
-    PromptSplit,
-    curve_blocks,
-)
+from kvledger.core.watch.miss_charges import charge_cause, charge_rest, charge_traces, curve_point
+from kvledger.core.watch.prompt_split import MissConfig, MissTotals, PromptAccount, PromptSplit
 from kvledger.errors import wrong_value
 
 _REUSED: Final = EvictionCause.REUSED
@@ -174,13 +168,7 @@ class MissExplainer(LedgerObserver):
                 if end > position:
                     _charge_identity(split, twin.identity, end - position)
                     position = end
-        if limit > position:
-            split.never_seen = limit - position
-            position = limit
-        if num_tokens % step == 0:
-            split.last_token_rule = num_tokens - position
-        else:
-            split.shorter_than_block = num_tokens - position
+        charge_rest(split, num_tokens, position, limit, step)
 
     def _cached_end(self, hashes: list[bytes], start: int) -> int:
         """Where the tokens end that every telling group has cached, read on from `start`, rounded down."""
@@ -218,36 +206,11 @@ class MissExplainer(LedgerObserver):
             end = min(end, trace.end)
             traces.append(trace)
         if round_down(end, self._step) > position:
-            position = self._charge_traces(account, traces, position, round_down(end, self._step))
+            curve = self._totals(account).tokens_kept_by
+            position = charge_traces(account, curve, traces, self._step, position, round_down(end, self._step))
         first = self._tellers[0]
         if self._step < first.block_size and len(self._tellers) == 1:
             position = self._charge_evicted_unit(account, hashes, position, min(limit, position + first.block_size))
-        return position
-
-    def _charge_traces(self, account: PromptAccount, traces: list[GhostTrace], position: int, end: int) -> int:
-        """Charges tokens [position, end), one step after the other: a hit covers a step or nothing of it."""
-        step = self._step
-        curve = self._totals(account).tokens_kept_by
-        point = 0
-        step_end = round_down(position, step) + step
-        while step_end <= end:
-            num_short = 0
-            cause = _REUSED
-            for trace in traces:
-                trace.read_to(step_end)
-                num_short = max(num_short, trace.num_short)
-                if trace.cause is not _REUSED:
-                    cause = trace.cause
-            num_tokens = step_end - position
-            if cause is _REUSED:
-                point = _curve_point(num_short, point)
-                curve[point] += num_tokens
-                account.split.evicted += num_tokens
-                account.num_blocks_short = num_short
-            else:
-                _charge_cause(account.split, cause, num_tokens)
-            position = step_end
-            step_end += step
         return position
 
     def _charge_evicted_unit(self, account: PromptAccount, hashes: list[bytes], position: int, limit: int) -> int:
@@ -263,9 +226,9 @@ class MissExplainer(LedgerObserver):
                 if part.cause is _REUSED:
                     account.num_blocks_short = max(account.num_blocks_short, part.num_short)
                     account.split.evicted += num_tokens
-                    self._totals(account).tokens_kept_by[_curve_point(account.num_blocks_short)] += num_tokens
+                    self._totals(account).tokens_kept_by[curve_point(account.num_blocks_short)] += num_tokens
                 else:
-                    _charge_cause(account.split, part.cause, num_tokens)
+                    charge_cause(account.split, part.cause, num_tokens)
                 return end
             end -= unit
         return position
@@ -296,9 +259,9 @@ class MissExplainer(LedgerObserver):
                 if cause is _REUSED:
                     account.num_blocks_short = num_short
                     account.split.evicted += end - position
-                    self._totals(account).tokens_kept_by[_curve_point(num_short)] += end - position
+                    self._totals(account).tokens_kept_by[curve_point(num_short)] += end - position
                 else:
-                    _charge_cause(account.split, cause, end - position)
+                    charge_cause(account.split, cause, end - position)
                 return end
             # No hit can end where it would read that block.
             end = round_down(block * block_size, self._step)
@@ -312,23 +275,6 @@ class MissExplainer(LedgerObserver):
             if manager.block_size == first.block_size
         ]
         return ContentTwins(indexes, first.block_size, first.hashes_per_block, config.max_compared_tokens)
-
-
-def _curve_point(num_short: int, point: int = 0) -> int:
-    """The first point of the curve, from `point` on, whose blocks are enough."""
-    while curve_blocks(point) < num_short and point < NUM_CURVE_POINTS - 1:
-        point += 1
-    return point
-
-
-def _charge_cause(split: PromptSplit, cause: EvictionCause, num_tokens: int) -> None:
-    """Evictions that a larger pool would not have prevented."""
-    if cause is EvictionCause.RESET:
-        split.reset += num_tokens
-    elif cause is EvictionCause.PROMOTED:
-        split.promoted += num_tokens
-    else:
-        split.evicted_by_call += num_tokens
 
 
 def _charge_identity(split: PromptSplit, identity: Identity, num_tokens: int) -> None:
