@@ -8,6 +8,11 @@ from benchmarks.peers.workload import BLOCK_SIZE
 _K: Final = 1000
 _M: Final = 1_000_000
 _POOLS: Final = ((10 * _K, "10k blocks"), (100 * _K, "100k blocks"), (_M, "1M blocks"))
+# Variants that replay a recorded trace as a whole.
+WHOLE: Final = "whole"
+WHOLE_BY_BLOCKS: Final = "whole by blocks"
+WHOLE_IN_SEQUENCE: Final = "whole in sequence"
+WHOLE_REPLAYS: Final = (WHOLE, WHOLE_BY_BLOCKS, WHOLE_IN_SEQUENCE)
 _PROMPTS: Final = ((512, "512 tokens"), (32_768, "32k tokens"))
 
 
@@ -189,9 +194,15 @@ def _replay() -> Question:
     cases = (
         Case(name, "one after another, a request", 8, per=120, num_requests=120, variant="in_turn"),
         Case(name, "scheduled, a request", 8, per=24, num_requests=24, variant="scheduled"),
-        Case(name, "whole sample trace, a request", 3, per=1500, num_requests=1500, variant="whole"),
+        _whole(name, "whole sample trace, a request", WHOLE),
+        _whole(name, "the same, block by block", WHOLE_BY_BLOCKS),
+        _whole(name, "whole sample trace in sequence, a request", WHOLE_IN_SEQUENCE),
     )
     return Question(name, "recorded traffic through the ledger, and through scheduler and ledger", cases)
+
+
+def _whole(name: str, size: str, variant: str) -> Case:
+    return Case(name, size, 3, per=1500, num_requests=1500, variant=variant)
 
 
 QUESTIONS: Final[dict[str, Question]] = {

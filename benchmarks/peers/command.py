@@ -38,6 +38,10 @@ class BenchOptions:
         list[str] | None, Option(help="vllm, sglang or dynamo; repeat it. All that are found if not given.")
     ] = None
     peer_python: Annotated[list[str] | None, Option(help="Interpreter of a peer, NAME=PATH; repeat it.")] = None
+    trace: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A Mooncake trace, unpacked, for whole replays in place of the sample."),
+    ] = None
     vllm_version: Annotated[
         str, Option(metavar="TEXT", help="The release of vLLM whose decisions ours makes, 0.33 or 0.32.")
     ] = NEWEST_VERSION
@@ -94,7 +98,8 @@ def _make_run(options: BenchOptions) -> BenchRun:
     interpreters = find_interpreters(_named_paths(options.peer_python or []), tuple(options.peer or ()))
     if not interpreters:
         print("no peer found, measuring ours alone; scripts/make_peers.sh installs them", file=sys.stderr)
-    return BenchRun(options.question or QUESTIONS, interpreters, release, is_quick=options.quick)
+    questions = options.question or QUESTIONS
+    return BenchRun(questions, interpreters, release, is_quick=options.quick, trace=options.trace)
 
 
 def _named_paths(pairs: list[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from benchmarks.peers.case import QUESTIONS, Case
+from benchmarks.peers.case import QUESTIONS, WHOLE_REPLAYS, Case
 from benchmarks.peers.contest import Opponent, Row, quick, run_case
 from benchmarks.peers.peers import left_out
 from benchmarks.peers.process import ContestantError, ContestantProcess
@@ -23,13 +23,20 @@ _MAX_PROMPT_TOKENS = 60_000
 
 
 class BenchRun:
-    """`interpreters`: of the peers, by name. `decides_as`: the release of vLLM whose decisions ours makes. `failures`:
-    filled by run() with peers that did not start or failed.
+    """`interpreters`: of the peers, by name. `decides_as`: the release of vLLM whose decisions ours makes. `trace`: a
+    Mooncake trace in place of the bundled sample. `failures`: filled by run() with peers that did not start or failed.
     """
 
     def __init__(
-        self, questions: Iterable[str], interpreters: dict[str, str], decides_as: str, *, is_quick: bool
+        self,
+        questions: Iterable[str],
+        interpreters: dict[str, str],
+        decides_as: str,
+        *,
+        is_quick: bool,
+        trace: str | None = None,
     ) -> None:
+        self._trace: Final = trace
         self._questions = [QUESTIONS[name] for name in questions]
         self._interpreters = interpreters
         self.decides_as: Final = decides_as
@@ -51,7 +58,7 @@ class BenchRun:
                 print(f"measuring {question.name}", file=sys.stderr, flush=True)
                 cases = quick(question.cases) if self._is_quick else question.cases
                 for case in cases:
-                    ready = replace(_with_trace(case, directory), decides_as=self.decides_as)
+                    ready = replace(_with_trace(case, directory, self._trace), decides_as=self.decides_as)
                     yield from self._run_case(ready, ours, peers)
 
     def _run_case(self, case: Case, ours: Opponent, peers: list[Opponent]) -> Iterator[Row]:
@@ -64,11 +71,15 @@ class BenchRun:
             peers[:] = [peer for peer in peers if peer.name != failed.name]
 
 
-def _with_trace(case: Case, directory: Path) -> Case:
-    """The case with its traffic from the bundled trace in a file."""
+def _with_trace(case: Case, directory: Path, trace: str | None) -> Case:
+    """The case with its traffic in a file: from the bundled trace, or a whole trace that was given."""
     if case.question != "replay":
         return case
-    if case.variant == "whole":
+    if case.variant in WHOLE_REPLAYS and trace is not None:
+        num_requests = sum(1 for _ in open_trace(trace).requests())
+        size = case.size.replace("whole sample trace", f"the {num_requests:,} requests of {Path(trace).stem}")
+        return replace(case, size=size, trace=trace, num_requests=num_requests, per=num_requests)
+    if case.variant in WHOLE_REPLAYS:
         # Not every peer reads compressed traces.
         path = directory / "trace.jsonl"
         path.write_bytes(gzip.decompress(Path(sample_path()).read_bytes()))

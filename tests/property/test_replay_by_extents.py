@@ -12,12 +12,19 @@ from kvledger.replay import replay
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.extent_ledger import ExtentLedger, why_by_blocks
 from kvledger.replay.ledger import BlockLedger
+from kvledger.replay.records import ReplayListener, RequestRecord
 from kvledger.replay.result import ReplayResult
+from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import BlocksInTurn, ExtentsInTurn, SequentialReplay
-from kvledger.traces.arrivals import RecordedArrivals
+from kvledger.replay.serving import ServingByBlocks, ServingByExtents, why_scheduled_by_blocks
+from kvledger.replay.slo import Slo
+from kvledger.replay.step_time import AttentionWork, StepTimeModel, StepWork
+from kvledger.scheduler import SchedulerConfig
+from kvledger.traces.arrivals import Arrivals, ClosedLoopArrivals, RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
+from kvledger.traces.reader import sessions_of
 from kvledger.traces.trace_request import TraceRequest
-from tests.unit.replay.engines import one_group
+from tests.unit.replay.engines import card, one_group
 
 # What tells the ways apart, or is of the machine.
 _OTHER = ("counting", "why_by_blocks", "wall_seconds", "requests_per_wall_second", "tokens_per_wall_second")
@@ -74,7 +81,7 @@ def in_turn(requests: list[TraceRequest], config: ReplayConfig, hash_name: str |
     st.sampled_from([1, 3, 10, 1000]),
     st.sampled_from(["none", "xxh3"]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_one_after_another(
     requests: list[TraceRequest], num_blocks: int, block_size: int, remembered: int, hash_name: str
 ) -> None:
@@ -83,6 +90,86 @@ def test_one_after_another(
     )
     assert why_by_blocks(config) == ""
     assert in_turn(requests, config, None) == in_turn(requests, replace(config, check=True), hash_name)
+
+
+class Records(ReplayListener):
+    """Every request, as it ended."""
+
+    def __init__(self) -> None:
+        self.requests: list[RequestRecord] = []
+
+    def ended(self, record: RequestRecord) -> None:
+        self.requests.append(record)
+
+
+# A model with experts, on a card where reading, computing and the overhead of a step are about as long as each other.
+WORK = StepWork(3, 2, 160, expert_bytes=90, expert_share=0.25, attention=(AttentionWork(1.5, 2.0),), state_bytes=7)
+
+
+def scheduled(
+    requests: list[TraceRequest],
+    config: ReplayConfig,
+    hash_name: str | None,
+    *,
+    overhead: float,
+    speed: float,
+    closed_loop: bool,
+) -> tuple[dict[str, Any], list[RequestRecord]]:
+    """`hash_name` None: by extents."""
+    made = msgspec.convert(msgspec.to_builtins(requests), list[TraceRequest])
+    arrivals: Arrivals = RecordedArrivals(iter(made))
+    if closed_loop:
+        arrivals = ClosedLoopArrivals(sessions_of(iter(made)), 3.0, 0)
+    gpu = card("test", bandwidth_bytes_s=1000.0 * speed, peak_flops=300.0 * speed)
+    clock = StepTimeModel(WORK, gpu, 1, overhead / speed)
+    assert why_scheduled_by_blocks(config, clock, has_log=False) == ""
+    serving = (
+        ServingByExtents(config)
+        if hash_name is None
+        else ServingByBlocks(config, make_prompt_maker(hash_name, config.hash_block_size))
+    )
+    records = Records()
+    driver = ScheduledReplay(arrivals, serving, config, clock, None, [records])
+    return numbers(driver.run(lambda done, arrived: None)), records.requests
+
+
+@given(
+    traces(),
+    st.integers(3, 40),
+    st.sampled_from([1, 4, 6]),
+    st.sampled_from([(1, 5), (2, 2), (3, 7), (8, 40), (8, 200)]),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([None, 50]),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1.0, 30.0]),
+    st.booleans(),
+    st.sampled_from(["none", "xxh3"]),
+)
+@settings(max_examples=120, deadline=None)
+def test_scheduled(
+    requests: list[TraceRequest],
+    num_blocks: int,
+    block_size: int,
+    limits: tuple[int, int],
+    watermark: float,
+    longest: int | None,
+    overhead: float,
+    speed: float,
+    closed_loop: bool,
+    hash_name: str,
+) -> None:
+    config = ReplayConfig(
+        num_blocks,
+        one_group(block_size),
+        longest,
+        watermark=watermark,
+        check=True,
+        scheduler=SchedulerConfig(*limits),
+        explain_misses=MissConfig(max_evicted_blocks=20),
+        slo=Slo(ttft=2.0, itl=0.5),
+    )
+    way: dict[str, Any] = {"overhead": overhead, "speed": speed, "closed_loop": closed_loop}
+    assert scheduled(requests, config, None, **way) == scheduled(requests, config, hash_name, **way)
 
 
 def test_the_sample_one_after_another() -> None:
@@ -94,3 +181,14 @@ def test_the_sample_one_after_another() -> None:
     assert (extents.why_by_blocks, blocks.why_by_blocks) == ("", "--block-by-block")
     assert numbers(extents) == numbers(blocks)
     assert extents.prefix_cache.num_evictions > 100_000
+
+
+def test_the_sample_with_arrivals() -> None:
+    def run(**options: Any) -> ReplayResult:
+        return replay(limit=60, num_blocks=6_000, tp=1, hash="none", **options)
+
+    extents, blocks = run(), run(block_by_block=True)
+    assert (extents.counting, blocks.counting) == ("extents", "blocks")
+    assert numbers(extents) == numbers(blocks)
+    assert extents.num_preemptions > 0
+    assert extents.prefix_cache.num_evictions > 10_000

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from dynamo._core import run_mocker_synthetic_trace_replay, run_mocker_trace_replay
 
+from benchmarks.peers.case import WHOLE, WHOLE_BY_BLOCKS
 from benchmarks.peers.operation import Operation
 from benchmarks.peers.workload import BLOCK_SIZE, TOKEN_BUDGET, blocks_for_decoding
 
@@ -22,9 +23,9 @@ def version() -> str:
 def prepare(case: dict[str, Any]) -> Operation | str:
     if case["question"] == "scheduler_step" and case["num_groups"] == 1 and case["variant"] == "":
         return SchedulerStep(case)
-    if case["question"] == "replay" and case["variant"] == "whole":
+    if case["question"] == "replay" and case["variant"] in (WHOLE, WHOLE_BY_BLOCKS):
         return Replay(case)
-    return "the mocker offers whole replays only, with one group"
+    return "the mocker offers whole replays with arrivals only, with one group"
 
 
 def engine(num_blocks: int, max_num_seqs: int, token_budget: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any, Final
 
+from benchmarks.peers.case import WHOLE, WHOLE_BY_BLOCKS, WHOLE_IN_SEQUENCE, WHOLE_REPLAYS
 from benchmarks.peers.operation import Operation
 from benchmarks.peers.operations import make_operation
 from benchmarks.peers.parts import DecodingLedger, Parts, Serving, Table
@@ -25,6 +26,11 @@ from kvledger.cli import main
 from kvledger.core.tables import BlockTable, slot_mapping
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 
+_HOW: Final = {
+    WHOLE: (),
+    WHOLE_BY_BLOCKS: ("--block-by-block", "--hash", "none"),
+    WHOLE_IN_SEQUENCE: ("--sequential",),
+}
 REPLAY_ENGINE: Final = ("--num-blocks", "50000", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192")
 
 
@@ -33,7 +39,7 @@ def version() -> str:
 
 
 def prepare(case: dict[str, Any]) -> Operation | str:
-    if case["variant"] == "whole":
+    if case["variant"] in WHOLE_REPLAYS:
         return ReplayWhole(case)
     return make_operation(OurParts(case["decides_as"]), case)
 
@@ -179,11 +185,12 @@ class OurParts(Parts):
 
 
 class ReplayWhole(Operation):
-    """`kvledger replay` on a recorded trace, from reading to report, its blocks named by numbers instead of hashed."""
+    """`kvledger replay` on a recorded trace, from reading to report: by extents, or block by block with blocks named by
+    numbers instead of hashed."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        engine = (*REPLAY_ENGINE, "--vllm-version", case["decides_as"])
-        self._arguments: Final = ["replay", case["trace"], "--hash", "none", "--json", *engine]
+        engine = (*REPLAY_ENGINE, "--vllm-version", case["decides_as"], *_HOW[case["variant"]])
+        self._arguments: Final = ["replay", case["trace"], "--json", *engine]
 
     def run(self) -> None:
         with redirect_stdout(StringIO()):

@@ -26,6 +26,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.block_table import BlockTable
 
+from benchmarks.peers.case import WHOLE_REPLAYS
 from benchmarks.peers.operation import Operation
 from benchmarks.peers.operations import make_operation
 from benchmarks.peers.parts import DecodingLedger, Parts, Serving, Table
@@ -48,7 +49,7 @@ def version() -> str:
 
 
 def prepare(case: dict[str, Any]) -> Operation | str:
-    if case["variant"] == "whole":
+    if case["variant"] in WHOLE_REPLAYS:
         return "its scheduler has no replay tool"
     return make_operation(VllmParts(), case)
 

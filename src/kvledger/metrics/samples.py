@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate, compress
+from math import ceil, log2
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,9 @@ EXACT: Final = 1 << 16
 ACCURACY: Final = 0.001
 # The sketch counts from 0 to its weight less 1, so a weight is many of its units.
 _UNITS: Final = float(1 << 20)
+# Buckets of the sketch for each doubling of values; 0.0 has one of its own.
+_BUCKETS_PER_OCTAVE: Final = 1.0 / math.log2((1.0 + ACCURACY) / (1.0 - ACCURACY))
+_BUCKET_OF_ZERO: Final = -(1 << 40)
 
 
 class Percentiles(msgspec.Struct):
@@ -63,6 +67,18 @@ class WeightedSamples:
             self._sums = []
         if len(self._values) >= EXACT:
             self._fold()
+
+    def add_all(self, values: list[float], weights: list[float]) -> None:
+        """add(values[i], weights[i]) for each of them, in order."""
+        start = 0
+        self._sums = []
+        while start < len(values):
+            end = start + EXACT - len(self._values)
+            self._values += values[start:end]
+            self._weights += weights[start:end]
+            start = end
+            if len(self._values) >= EXACT:
+                self._fold()
 
     @property
     def total_weight(self) -> float:
@@ -114,19 +130,23 @@ class WeightedSamples:
         self._sums = list(accumulate(self._weights))
 
     def _fold(self) -> None:
-        """Moves all values into the sketch. Equal ones go together: usages and lengths come again and again."""
+        """Moves all values into the sketch. Those of one bucket of it go together, as the first of them."""
         if self._sketch is None:
             from ddsketch import DDSketch
 
             self._sketch = DDSketch(ACCURACY)
         self._peak = self.peak()
-        together: dict[float, float] = {}
+        first: dict[int, float] = {}
+        together: dict[int, float] = {}
         for value, weight in zip(self._values, self._weights, strict=True):
-            together[value] = together.get(value, 0.0) + weight
-        add = self._sketch.add
-        for value, weight in together.items():
             if weight > 0:
-                add(value, weight * _UNITS)
-                self._product += value * weight
-        self._weight += math.fsum(together.values())
+                bucket = ceil(log2(value) * _BUCKETS_PER_OCTAVE) if value > 0.0 else _BUCKET_OF_ZERO
+                if bucket in together:
+                    together[bucket] += weight
+                else:
+                    first[bucket], together[bucket] = value, weight
+        for bucket, weight in together.items():
+            self._sketch.add(first[bucket], weight * _UNITS)
+        self._product += math.fsum(map(mul, self._values, self._weights))
+        self._weight += math.fsum(self._weights)
         self._values, self._weights, self._sums = [], [], []

@@ -41,6 +41,8 @@ class ReplayConfig:
     slo: Slo | None = None
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.watermark < 1.0:
+            raise wrong_value("watermark", self.watermark, "not a share of the pool", "give 0.0 up to below 1.0")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise wrong_value("max_model_len", self.max_model_len, "no room for a prompt and a token", "give 2 or more")
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from kvledger.core.blocks.block_pool import PoolOccupancy
 from kvledger.core.blocks.kv_cache_blocks import GroupOccupancy
-from kvledger.core.extents.extent_misses import ExtentMisses
+from kvledger.core.extents.admissions import ExtentAdmissions
 from kvledger.core.extents.extent_pool import ExtentPool
 from kvledger.core.extents.holding import Holding
 from kvledger.core.groups.spec import FullAttentionSpec, MLAAttentionSpec
@@ -47,8 +47,8 @@ class ExtentLedger(ReplayLedger):
         self.block_size: Final = config.smallest_block_size
         self._longest: Final = config.longest
         self.pool: Final = ExtentPool(config.num_blocks, self.block_size, max_evicted)
-        self.misses: ExtentMisses | None = None if explain is None else ExtentMisses(self.pool)
-        self._stats: PrefixCacheStats = PrefixCacheStats()
+        self.admissions: Final = ExtentAdmissions(self.pool, explain is not None)
+        self.misses = self.admissions.misses
 
     @property
     def num_usable_blocks(self) -> int:
@@ -72,9 +72,7 @@ class ExtentLedger(ReplayLedger):
         return [GroupOccupancy(self.occupancy().live, 0, int(self.pool.num_distinct))]
 
     def take_prefix_cache_stats(self) -> PrefixCacheStats:
-        stats = self._stats
-        self._stats = PrefixCacheStats()
-        return stats
+        return self.admissions.stats
 
     def enter(self, recorded: TraceRequest) -> Holding:
         """The recorded request, as the pool knows it."""
@@ -85,15 +83,6 @@ class ExtentLedger(ReplayLedger):
 
     def prefill(self, holding: Holding, num_tokens: int) -> int:
         """Looks a prompt up and gives it its blocks. Returns the tokens that were hit."""
-        pool, block_size = self.pool, self.block_size
-        most = (num_tokens - 1) // block_size
-        hit = pool.find(holding, most)
-        num_hit = int(hit.num_blocks)
-        self._stats.record(num_tokens, num_hit * block_size, preempted=False)
-        if num_hit < most:
-            self._stats.record_limit(0, 0)
-        if self.misses is not None:
-            self.misses.admitted(holding, num_tokens, num_hit, num_hit, is_resumed=False)
-        pool.attach(holding, hit)
-        pool.grow(holding, cdiv(num_tokens, block_size), num_tokens // block_size)
-        return num_hit * block_size
+        hit = self.admissions.find(holding, num_tokens)
+        self.admissions.admit(holding, num_tokens, hit, hit, num_tokens, is_resumed=False)
+        return int(hit.num_blocks) * self.block_size

@@ -15,11 +15,11 @@ passed over (as one does that preempts the request it is at: it schedules nobody
 import math
 from typing import Final
 
-from kvledger.core.requests.request import Request
 from kvledger.replay.records import RequestRecord
+from kvledger.replay.serving import ServedRequest, ServedStep, Serving
 from kvledger.replay.step_time import LocalReach, num_pairs
 from kvledger.replay.tally import Tally
-from kvledger.scheduler import Scheduler, SchedulerOutput
+from kvledger.scheduler import SchedulerOutput
 from kvledger.traces.prompts import output_token
 from kvledger.traces.trace_request import TraceRequest
 
@@ -44,7 +44,7 @@ class Flight:
         "token",
     )
 
-    def __init__(self, recorded: TraceRequest, request: Request, serial: int, arrival: float) -> None:
+    def __init__(self, recorded: TraceRequest, request: ServedRequest, serial: int, arrival: float) -> None:
         self.recorded: Final = recorded
         self.request: Final = request
         self.serial: Final = serial
@@ -84,8 +84,8 @@ class Flight:
 class FlightBook:
     """All flights of one replay."""
 
-    def __init__(self, scheduler: Scheduler, tally: Tally, reaches: list[LocalReach]) -> None:
-        self._scheduler: Final = scheduler
+    def __init__(self, serving: Serving, tally: Tally, reaches: list[LocalReach]) -> None:
+        self._serving: Final = serving
         self._reaches: Final = reaches
         self._tally: Final = tally
         self._flights: Final[dict[str, Flight]] = {}
@@ -95,7 +95,7 @@ class FlightBook:
         # Request id -> what it samples when it is scheduled.
         self._samples: Final[dict[str, int]] = {}
         # Those whose answers are known token by token.
-        self._answers: Final[dict[str, tuple[Request, list[int]]]] = {}
+        self._answers: Final[dict[str, tuple[ServedRequest, list[int]]]] = {}
         self._is_stale: bool = True
         self._previous_end: float = 0.0
         # Of the step that is open.
@@ -127,7 +127,7 @@ class FlightBook:
         self._answers.pop(request_id, None)
         return self._flights.pop(request_id)
 
-    def open_step(self, output: SchedulerOutput) -> None:
+    def open_step(self, output: ServedStep) -> None:
         """Works out what the step computes and samples: `sampled` and the numbers for the step-time model."""
         if output.preempted_request_ids:
             for request_id in output.preempted_request_ids:
@@ -150,7 +150,7 @@ class FlightBook:
             self._advance_prefills()
             self._is_stale = True
         # A step of decodes only has budget for all of them, unless it preempts.
-        if self._is_stale and self._scheduler.num_running > len(ids):
+        if self._is_stale and self._serving.num_running > len(ids):
             self._note_passed_over()
         if self._is_stale:
             samples = self._samples
@@ -186,6 +186,11 @@ class FlightBook:
         self._first = []
         return num_yielded
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether everybody under way either waits or had a token in the last step."""
+        return not self._prefilling and not self._late
+
     def skip_to(self, now: float) -> None:
         """Nothing ran until then."""
         self._previous_end = now
@@ -209,7 +214,8 @@ class FlightBook:
         if self._prefilling.pop(request_id, None) is None:
             flight.last_token_time = self._late.pop(request_id, self._previous_end)
 
-    def _measure_local(self, output: SchedulerOutput) -> None:
+    def _measure_local(self, output: ServedStep) -> None:
+        assert isinstance(output, SchedulerOutput), "extents are for layers that read everything"
         scheduled, computed = memoryview(output.num_scheduled_tokens), memoryview(output.num_computed_tokens)
         steps = list(zip(scheduled.tolist(), computed.tolist(), strict=True))
         self.local = [
@@ -245,7 +251,7 @@ class FlightBook:
 
     def _note_passed_over(self) -> None:
         scheduled = set(self._ids)
-        for request in self._scheduler.running_requests():
+        for request in self._serving.running_requests():
             request_id = request.request_id
             if request_id not in scheduled and request_id not in self._prefilling:
                 self._late.setdefault(request_id, self._previous_end)

@@ -56,7 +56,7 @@ class ReplayLedger(ABC):
 
     @abstractmethod
     def take_prefix_cache_stats(self) -> PrefixCacheStats:
-        """Lookups since the last call."""
+        """All lookups. To be called once, at the end."""
 
 
 class EvictionMeter(LedgerObserver):

@@ -19,6 +19,7 @@ from kvledger.replay.records import ReplayListener
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import BlocksInTurn, ExtentsInTurn, SequentialReplay
+from kvledger.replay.serving import ServingByBlocks, ServingByExtents, why_scheduled_by_blocks
 from kvledger.replay.slo import Slo
 from kvledger.replay.step_table import fit, read_step_table
 from kvledger.replay.step_time import StepTimeModel
@@ -132,8 +133,6 @@ def replay_arrivals(
     config = _config(engine, how, events)
     notes = list(engine.notes)
     by_blocks = "--block-by-block" if how.block_by_block else why_by_blocks(config)
-    if not how.sequential:
-        by_blocks = by_blocks or "requests compete"
     maker = make_prompt_maker(how.hash, config.hash_block_size)
     driver: ScheduledReplay | SequentialReplay
     if how.sequential:
@@ -142,7 +141,9 @@ def replay_arrivals(
     else:
         step_time = _step_time(engine, how, notes)
         log = ReplayLog(how.log_interval, write_log) if how.log_interval > 0 else None
-        driver = ScheduledReplay(arrivals, maker, config, step_time, log, listeners)
+        by_blocks = by_blocks or why_scheduled_by_blocks(config, step_time, has_log=log is not None)
+        serving = ServingByBlocks(config, maker) if by_blocks else ServingByExtents(config)
+        driver = ScheduledReplay(arrivals, serving, config, step_time, log, listeners)
     # The pool is up to millions of objects that live to the end: no collection needs to walk over them.
     gc.freeze()
     try:

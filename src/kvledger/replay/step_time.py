@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from kvledger.core.extents.step_clock import StepClock
 from kvledger.plan.gpus import Gpu
 
 FLOPS_EFFICIENCY: Final = 0.6
@@ -110,18 +111,21 @@ class StepTimeModel:
         flops_efficiency: float = FLOPS_EFFICIENCY,
         bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY,
     ) -> None:
-        self._overhead: Final = overhead_seconds
         flops_s = gpu.peak_flops * flops_efficiency * num_gpus
         bytes_s = gpu.bandwidth_bytes_s * bandwidth_efficiency * num_gpus
-        self._seconds_per_token: Final = 2 * work.num_active_parameters / flops_s
-        self._seconds_weights: Final = work.weight_bytes / bytes_s
-        self._seconds_experts: Final = work.expert_bytes / bytes_s
-        self._experts_missed: Final = 1.0 - work.expert_share
-        self._seconds_per_request: Final = 2 * work.state_bytes / bytes_s
         full = [part for part in work.attention if not part.window and not part.chunk]
         local = [part for part in work.attention if part.window or part.chunk]
-        self._seconds_per_pair: Final = sum(part.flops_per_pair for part in full) / flops_s
-        self._seconds_per_context_token: Final = sum(part.bytes_per_token for part in full) / bytes_s
+        # Of all but the layers that read less.
+        self.clock: Final = StepClock(
+            overhead_seconds,
+            seconds_per_token=2 * work.num_active_parameters / flops_s,
+            seconds_per_pair=sum(part.flops_per_pair for part in full) / flops_s,
+            seconds_weights=work.weight_bytes / bytes_s,
+            seconds_per_context_token=sum(part.bytes_per_token for part in full) / bytes_s,
+            seconds_per_request=2 * work.state_bytes / bytes_s,
+            seconds_experts=work.expert_bytes / bytes_s,
+            experts_missed=1.0 - work.expert_share,
+        )
         self.reaches: Final[list[LocalReach]] = [
             WindowReach(part.window) if part.window else ChunkReach(part.chunk) for part in local
         ]
@@ -140,7 +144,7 @@ class StepTimeModel:
         `local`: context and pairs of each of the reaches.
         """
         compute, read = self.sides(num_new, num_context, num_pairs, num_requests, local)
-        return self._overhead + (compute if compute > read else read)
+        return self.clock.overhead + (compute if compute > read else read)
 
     def sides(
         self,
@@ -151,11 +155,8 @@ class StepTimeModel:
         local: list[tuple[int, float]] | None = None,
     ) -> tuple[float, float]:
         """Seconds of what is computed, and of what is read; the longer one counts."""
-        compute = num_new * self._seconds_per_token + num_pairs * self._seconds_per_pair
-        read = self._seconds_weights + num_context * self._seconds_per_context_token
-        read += num_requests * self._seconds_per_request
-        if self._experts_missed > 0.0:
-            read -= self._seconds_experts * self._experts_missed**num_new
+        compute = self.clock.compute(num_new, num_pairs)
+        read = self.clock.read(num_new, num_context, num_requests)
         if local:
             for (context, pairs), (byte_seconds, flop_seconds) in zip(local, self._local_costs, strict=True):
                 read += context * byte_seconds

@@ -96,6 +96,12 @@ class Tally(ReplayListener):
         if num_steady_tokens:
             self.gaps.add(seconds, num_steady_tokens)
 
+    def log_steps(self, seconds: list[float], usages: list[float], num_steady_tokens: int) -> None:
+        """log_step for each of these."""
+        self.num_steps += len(seconds)
+        self._usage.add_all(usages, seconds)
+        self.gaps.add_all(seconds, [num_steady_tokens] * len(seconds))
+
     @property
     def num_done(self) -> int:
         return self.num_finished + self.refused.total()

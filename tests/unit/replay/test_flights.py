@@ -11,6 +11,7 @@ from kvledger.replay.config import ReplayConfig
 from kvledger.replay.ledger import EvictionMeter
 from kvledger.replay.result import Percentiles, ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
+from kvledger.replay.serving import ServingByBlocks
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulingPolicy
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
@@ -62,7 +63,7 @@ def percentiles(values: list[float]) -> Percentiles | None:
 def replay(requests: list[TraceRequest], config: ReplayConfig) -> ReplayResult:
     arrivals = RecordedArrivals(iter(requests))
     maker = make_prompt_maker("none", config.hash_block_size)
-    return ScheduledReplay(arrivals, maker, config, ONE_SECOND).run(lambda done, arrived: None)
+    return ScheduledReplay(arrivals, ServingByBlocks(config, maker), config, ONE_SECOND).run(lambda done, arrived: None)
 
 
 @settings(max_examples=120, deadline=None)

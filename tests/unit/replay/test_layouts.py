@@ -17,6 +17,7 @@ from kvledger.replay.ledger import BlockLedger
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import BlocksInTurn, SequentialReplay
+from kvledger.replay.serving import ServingByBlocks
 from kvledger.scheduler import SchedulerConfig
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
@@ -55,7 +56,8 @@ def replay(
     arrivals = RecordedArrivals(iter(requests))
     maker = make_prompt_maker(hash_name, config.hash_block_size)
     if scheduled:
-        return ScheduledReplay(arrivals, maker, config, steps_of(0.05)).run(lambda done, arrived: None)
+        serving = ServingByBlocks(config, maker)
+        return ScheduledReplay(arrivals, serving, config, steps_of(0.05)).run(lambda done, arrived: None)
     server = BlocksInTurn(config, BlockLedger(config, maker))
     return SequentialReplay(arrivals, server, config).run(lambda done, arrived: None)
 

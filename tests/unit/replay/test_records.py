@@ -13,6 +13,7 @@ from kvledger.replay.request_log import COLUMNS, RequestLog
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import BlocksInTurn, SequentialReplay
+from kvledger.replay.serving import ServingByBlocks
 from kvledger.replay.slo import Slo, parse_slo
 from kvledger.scheduler import SchedulerConfig
 from kvledger.traces.arrivals import RecordedArrivals
@@ -50,9 +51,8 @@ def replay(
     """Every step takes a second."""
     config = ReplayConfig(num_blocks, one_group(4), longest, scheduler=SchedulerConfig(6, budget), slo=slo, check=True)
     heard = Heard()
-    driver = ScheduledReplay(
-        RecordedArrivals(iter(requests)), make_prompt_maker("none", 4), config, ONE_SECOND, None, [heard]
-    )
+    serving = ServingByBlocks(config, make_prompt_maker("none", 4))
+    driver = ScheduledReplay(RecordedArrivals(iter(requests)), serving, config, ONE_SECOND, None, [heard])
     return heard, driver.run(lambda done, arrived: None)
 
 

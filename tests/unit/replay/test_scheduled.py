@@ -5,6 +5,7 @@ import pytest
 from kvledger.replay.config import ReplayConfig
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
+from kvledger.replay.serving import ServingByBlocks
 from kvledger.scheduler import SchedulerConfig, SchedulingPolicy
 from kvledger.traces.arrivals import Arrivals, ClosedLoopArrivals, RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
@@ -37,7 +38,7 @@ def replay(
     )
     source = arrivals or RecordedArrivals(iter(requests))
     maker = make_prompt_maker(hash_name, 16)
-    return ScheduledReplay(source, maker, config, ONE_SECOND).run(lambda done, arrived: None)
+    return ScheduledReplay(source, ServingByBlocks(config, maker), config, ONE_SECOND).run(lambda done, arrived: None)
 
 
 def test_a_lone_request_gets_its_first_token_after_its_prefill_and_one_a_step_then() -> None:

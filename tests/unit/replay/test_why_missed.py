@@ -13,6 +13,7 @@ from kvledger.replay.report import larger_pools, missed_tables
 from kvledger.replay.result import ReplayResult
 from kvledger.replay.scheduled import ScheduledReplay
 from kvledger.replay.sequential import BlocksInTurn, SequentialReplay
+from kvledger.replay.serving import ServingByBlocks
 from kvledger.replay.why_missed import MoreBlocks, WhyMissed
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
@@ -151,12 +152,8 @@ def test_not_asked_not_answered() -> None:
 def test_the_scheduler_counts_resumed_requests_apart() -> None:
     requests = [TraceRequest(0.0, 33, 60, [3 * n, 3 * n + 1, 3 * n + 2], 16) for n in range(3)]
     config = ReplayConfig(11, one_group(), check=True, explain_misses=MissConfig())
-    replayed = ScheduledReplay(
-        RecordedArrivals(iter(requests)),
-        make_prompt_maker("none", 16),
-        config,
-        steps_of(0.002),
-    )
+    serving = ServingByBlocks(config, make_prompt_maker("none", 16))
+    replayed = ScheduledReplay(RecordedArrivals(iter(requests)), serving, config, steps_of(0.002))
     nothing: Callable[[int, int], None] = lambda done, arrived: None  # noqa: E731
     result = replayed.run(nothing)
     assert result.num_preemptions > 0

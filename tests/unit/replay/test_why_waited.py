@@ -10,6 +10,7 @@ from kvledger.replay.log import ReplayLog
 from kvledger.replay.report import print_report
 from kvledger.replay.result import WaitTime
 from kvledger.replay.scheduled import ScheduledReplay
+from kvledger.replay.serving import ServingByBlocks
 from kvledger.scheduler import SchedulerConfig, WaitReason
 from kvledger.traces.arrivals import RecordedArrivals
 from kvledger.traces.prompts import make_prompt_maker
@@ -68,7 +69,8 @@ def test_log_lines_on_the_simulated_clock() -> None:
     requests = [recorded(0.0, 40, 4), recorded(0.0, 40, 2), recorded(0.0, 40, 2)]
     maker = make_prompt_maker("none", 16)
     log = ReplayLog(4.0, lines.append)
-    ScheduledReplay(RecordedArrivals(iter(requests)), maker, config, ONE_SECOND, log).run(lambda done, arrived: None)
+    driver = ScheduledReplay(RecordedArrivals(iter(requests)), ServingByBlocks(config, maker), config, ONE_SECOND, log)
+    driver.run(lambda done, arrived: None)
     # In four seconds one prompt of 40 tokens and four tokens; then two of each.
     assert lines == [
         "      4.0 s  Engine 000: Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: 1.0 tokens/s, "
@@ -84,7 +86,7 @@ def test_the_last_interval_is_logged_though_it_is_not_over() -> None:
     requests = RecordedArrivals(iter([recorded(0.0, 40, 6)]))
     log = ReplayLog(4.0, lines.append)
     maker = make_prompt_maker("none", 16)
-    ScheduledReplay(requests, maker, config, ONE_SECOND, log).run(lambda done, arrived: None)
+    ScheduledReplay(requests, ServingByBlocks(config, maker), config, ONE_SECOND, log).run(lambda done, arrived: None)
     # The prompt and four tokens in four seconds, then two tokens in two.
     assert [line[:11] for line in lines] == ["      4.0 s", "      6.0 s"]
     assert "Avg prompt throughput: 10.0 tokens/s, Avg generation throughput: 1.0 tokens/s, Running: 1 reqs" in lines[0]

@@ -24,8 +24,8 @@ from kvledger.core.extents.holding import ExtentHit, Holding
 from kvledger.core.units import MAX_COUNT, require_positive
 from kvledger.errors import OutOfBlocksError, require, wrong_value
 
-# Ids below it are their own number; others are numbered in the order in which they come, from here on.
-_FIRST_NUMBER: Final[i64] = 1 << 30
+# Ids below it are their own number; others, of any size, are numbered in the order in which they come, from here on.
+_FIRST_NUMBER: Final = 1 << 30
 # Where an id and the number of the node before it share one key.
 _NODE_STEP: Final[i64] = 1 << 31
 
@@ -295,6 +295,8 @@ class ExtentPool:
         ):
             # Its own and the youngest: it grows.
             last.hi = end
+            # Of a part that was evicted.
+            last.rest = None
             holding.ends[num_pieces - 1] = end
             holding.num_cached = end
         else:

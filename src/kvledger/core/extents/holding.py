@@ -25,6 +25,11 @@ class Holding:
         # Place in the path of the node behind num_cached, or before it.
         self.place: i64 = 0
 
+    @property
+    def names_more(self) -> bool:
+        """Whether blocks that it is still to fill can be shared: its answer is known."""
+        return self.num_cached < self.path[self._own].start
+
     def end_of(self, place: i64) -> i64:
         """Where the node at that place of the path ends for this request: its prompt may end inside a named one."""
         end = self.path[place].end
