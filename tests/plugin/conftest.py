@@ -39,3 +39,20 @@ def log() -> Iterator[list[str]]:
     yield lines
     logger.removeHandler(handler)
     logger.setLevel(level)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=1, help="of the random traffic (test_decode_steps.py)")
+    parser.addoption("--steps", type=int, default=150, help="steps of random traffic a case (test_decode_steps.py)")
+
+
+@pytest.fixture
+def num_traffic_steps(request: pytest.FixtureRequest) -> int:
+    num_steps: int = request.config.getoption("--steps")
+    return num_steps
+
+
+@pytest.fixture
+def traffic_seed(request: pytest.FixtureRequest) -> int:
+    seed: int = request.config.getoption("--seed")
+    return seed

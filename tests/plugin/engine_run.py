@@ -12,6 +12,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from kvledger.integrations.vllm.decode_steps import DecodeSteps
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.plugin import install
 
@@ -34,6 +35,8 @@ class EngineRun:
         self.rng = random.Random(1)
         self.texts = [[self.rng.choice(VOCABULARY) for _ in range(300)] for _ in range(4)]
         self._num_started = 0
+        # Of an engine that is shut down, where steps of decodes took one pass.
+        self.decode_steps: DecodeSteps | None = None
 
     def prompt(self, shortest: int = 20, longest: int = 300) -> list[int]:
         """The start of one of a few texts, and something new: so that prefixes meet."""
@@ -90,6 +93,7 @@ def engine_run(with_ledger: bool, **arguments: Any) -> Iterator[EngineRun]:
             if with_ledger:
                 run.manager.ledger.check()
             run.engine.engine_core.shutdown()
+            run.decode_steps = getattr(run.scheduler, "decode_steps", None)
             del run.llm, run.engine, run.scheduler, run.manager
         finally:
             gc.collect()

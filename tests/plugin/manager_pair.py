@@ -441,16 +441,7 @@ class ManagerPair:
         if self.collectors:
             self.same(*[collector.take() for collector in self.collectors])
         self.same(theirs.usage, ours.usage)
-        their_pool, our_pool = theirs.block_pool, ours.block_pool
-        self.same(
-            [b.block_id for b in their_pool.free_block_queue.get_all_free_blocks()],
-            [b.block_id for b in our_pool.free_block_queue.get_all_free_blocks()],
-        )
-        for their_block in their_pool.blocks[1:]:
-            our_block = our_pool.blocks[their_block.block_id]
-            assert their_block.ref_cnt == our_block.ref_cnt, their_block
-            assert their_block.block_hash == our_block.block_hash, their_block
-            assert their_block.block_hash_num_tokens == our_block.block_hash_num_tokens, their_block
+        assert_same_pool(theirs.block_pool, ours.block_pool)
         for request in [*self.running, *self.loading, *self.waiting]:
             request_id = request.request_id
             self.same(theirs.get_block_ids(request_id), ours.get_block_ids(request_id))
@@ -465,6 +456,17 @@ class ManagerPair:
         if self.num_calls % 16 == 0:
             ours.ledger.check()
             self.same(theirs.make_prefix_cache_stats(), ours.make_prefix_cache_stats())
+
+
+def assert_same_pool(theirs: Any, ours: Any) -> None:
+    """The free queue from end to end, and of every block who holds it and what it caches."""
+    free_ids = [[b.block_id for b in pool.free_block_queue.get_all_free_blocks()] for pool in (theirs, ours)]
+    assert free_ids[0] == free_ids[1], f"vLLM: {free_ids[0]}; here: {free_ids[1]}"
+    for their_block in theirs.blocks[1:]:
+        our_block = ours.blocks[their_block.block_id]
+        assert their_block.ref_cnt == our_block.ref_cnt, their_block
+        assert their_block.block_hash == our_block.block_hash, their_block
+        assert their_block.block_hash_num_tokens == our_block.block_hash_num_tokens, their_block
 
 
 def _events(manager: Any) -> list[str]:

@@ -63,6 +63,9 @@ def test_everyday() -> None:
     run = same_with_and_without(everyday, **smollm2(), **EVENTS)
     assert run.events
     assert num_hit_tokens(run) > 0
+    assert run.decode_steps is not None
+    assert run.decode_steps.num_scheduled > len(run.steps) // 2
+    assert run.decode_steps.num_returned > len(run.steps) // 2
 
 
 @needs_smollm2
@@ -93,7 +96,9 @@ def test_ngram_drafts(num_blocks: int | None) -> None:
 @needs_smollm2
 @pytest.mark.parametrize("num_blocks", [None, 20])
 def test_async_scheduling(num_blocks: int | None) -> None:
-    same_with_and_without(everyday, **smollm2(), async_scheduling=True, num_gpu_blocks_override=num_blocks)
+    run = same_with_and_without(everyday, **smollm2(), async_scheduling=True, num_gpu_blocks_override=num_blocks)
+    assert run.decode_steps is not None
+    assert run.decode_steps.num_scheduled > len(run.steps) // 3
 
 
 @needs_smollm2

@@ -10,6 +10,8 @@
     pool.py        the pool and the coordinator as connectors use them
     events.py      KV events in vLLM's classes
     schedulers.py  vLLM's schedulers around the adapter
+    decode_*.py    steps in which every request decodes, in one pass
+    restated.py    the code of vLLM's that they stand for, by digests
     surface.py     what of vLLM all this relies on, to compare with the vLLM that is installed
 
 This module imports nothing of vLLM, so that an entry point can be looked up cheaply.

@@ -129,8 +129,8 @@ class VllmKVCacheManager:
         self._may_lag = [manager.hit_may_lag() or not manager.spec.prefix_cacheable for manager in managers]
         # States that became hits, which a connector may store.
         self._offers = self.ledger.coordinator.offer_states() if has_states and enable_caching else None
-        # Of every request that the ledger was asked about and that has not been freed.
-        self._requests: dict[str, Request] = {}
+        # Our requests by id: all that the ledger was asked about and that have not been freed.
+        self.ours: dict[str, Request] = {}
 
     @classmethod
     def for_engine(cls, arguments: dict[str, Any]) -> "VllmKVCacheManager":
@@ -167,7 +167,7 @@ class VllmKVCacheManager:
         """Blocks that are new for the request; None when they do not fit now."""
         if new_computed_blocks is None:
             # Running: the scheduler passes none of the arguments for a start.
-            held = self._requests.get(request.request_id)
+            held = self.ours.get(request.request_id)
             if held is not None:
                 if request.num_computed_tokens + num_new_tokens + num_lookahead_tokens <= held.quiet_end:
                     return self.empty_kv_cache_blocks
@@ -302,7 +302,7 @@ class VllmKVCacheManager:
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Makes blocks full at num_computed_tokens tokens hits for others."""
-        held = self._requests.get(request.request_id)
+        held = self.ours.get(request.request_id)
         if held is None or num_computed_tokens <= held.quiet_end or not self.enable_caching:
             return
         if not self.ledger.holds_blocks(held):
@@ -315,13 +315,13 @@ class VllmKVCacheManager:
 
     def free(self, request: Any) -> None:
         """Gives back the request's blocks, if it holds any."""
-        ours = self._requests.pop(request.request_id, None)
+        ours = self.ours.pop(request.request_id, None)
         if ours is not None and self.ledger.holds_blocks(ours):
             self.ledger.free(ours)
 
     def pop_blocks_for_free(self, request: Any) -> list[BlockView]:
         """Forgets the request. Its blocks are the caller's, who frees them through block_pool, the last first."""
-        ours = self._requests.pop(request.request_id, None)
+        ours = self.ours.pop(request.request_id, None)
         if ours is None or not self.ledger.holds_blocks(ours):
             return []
         of = self.block_pool.blocks.of
@@ -409,10 +409,10 @@ class VllmKVCacheManager:
     def _ours(self, request: Any, num_encoder_tokens: int = 0) -> Request:
         """Our request, up to date."""
         request_id = request.request_id
-        ours = self._requests.get(request_id)
+        ours = self.ours.get(request_id)
         if ours is None or (num_encoder_tokens != ours.num_encoder_tokens and not self.ledger.holds_blocks(ours)):
             ours = Request(request_id, _ANY_PROMPT, num_encoder_tokens=num_encoder_tokens)
-            self._requests[request_id] = ours
+            self.ours[request_id] = ours
         ours.num_prompt_tokens = request.num_prompt_tokens
         ours.num_tokens = request.num_tokens
         ours.num_computed_tokens = request.num_computed_tokens

@@ -1,7 +1,8 @@
 """The entry point that vLLM calls in each of its processes, and the switch.
 
 The ledger gets in where a scheduler is made: meanwhile `KVCacheManager` in vLLM's scheduler module is a function that
-makes the adapter, or vLLM's own manager where the ledger does not serve the engine.
+makes the adapter, or vLLM's own manager where the ledger does not serve the engine. A scheduler of vLLM's own class
+then becomes one of schedulers.py, whose steps of decodes take one pass.
 """
 
 import os
@@ -12,11 +13,19 @@ from typing import Any, Final
 
 # Unset: off, like the words below. force: on, whatever the version of vLLM. Anything else: on.
 SWITCH: Final = "KVLEDGER_VLLM"
+# Off: vLLM's own code takes every step; see decode_steps.py.
+STEP: Final = "KVLEDGER_VLLM_STEP"
 # Why prompts miss and requests wait, on a port and in the log; see why.py.
 WHY: Final = "KVLEDGER_WHY"
 # A file that traffic is recorded into; see recorder.py.
 RECORD: Final = "KVLEDGER_RECORD"
 _OFF: Final = ("", "0", "false", "no", "off")
+
+
+def is_switched_off(name: str) -> bool:
+    """Whether that switch, which is on where nobody sets it, says no."""
+    setting = os.environ.get(name, "").strip().lower()
+    return setting != "" and setting in _OFF
 
 
 def register() -> None:
@@ -47,8 +56,11 @@ def install() -> None:
 
     @wraps(make)
     def make_with_ledger(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        from kvledger.integrations.vllm.schedulers import take_decode_steps
+
         with ledger_in_place():
             make(self, vllm_config, *args, **kwargs)
+        take_decode_steps(self)
 
     make_with_ledger.asks_kvledger = True  # type: ignore[attr-defined]
     Scheduler.__init__ = make_with_ledger

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from kvledger.integrations.vllm.restated import changed_code
 from kvledger.integrations.vllm.served import parsed_version
 
 # Parameters after self, in order. A name behind "0.33:" is new there.
@@ -227,6 +228,7 @@ def main() -> int:
     import vllm
 
     lines = drift(vllm.__version__)
+    lines += [f"{name} reads differently: vLLM's own code takes every step" for name in changed_code(vllm.__version__)]
     print("\n".join(lines) or f"vLLM {vllm.__version__} is as kvledger knows it")
     return 1 if lines else 0
 
