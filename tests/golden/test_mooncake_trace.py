@@ -27,8 +27,11 @@ def test_hit_rates_of_a_pool_of_512_token_blocks(num_blocks: int, capsys: pytest
     assert (cache["num_evictions"] == 0) == (num_blocks == 200_000)
 
 
-def test_hashed_prompts_find_the_same_hits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hashed_and_named_prompts_and_extents_find_the_same_hits(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (WHOLE_TRACE, "--sequential", "--block-size", "512", "--num-blocks", "20000", "--limit", "4000")
-    named = replay(capsys, *arguments, "--hash", "none")
-    hashed = replay(capsys, *arguments, "--hash", "sha256")
-    assert hashed["prefix_cache"] == named["prefix_cache"]
+    named = replay(capsys, *arguments, "--block-by-block", "--hash", "none")
+    hashed = replay(capsys, *arguments, "--block-by-block", "--hash", "sha256")
+    extents = replay(capsys, *arguments)
+    assert (named["counting"], hashed["counting"], extents["counting"]) == ("blocks", "blocks", "extents")
+    assert hashed["prefix_cache"] == named["prefix_cache"] == extents["prefix_cache"]
+    assert hashed["why_missed"] == named["why_missed"] == extents["why_missed"]

@@ -79,11 +79,13 @@ def test_a_recording_replays_as_it_was(recording: Path, with_ledger: bool) -> No
     assert all(step.prefill_tokens + step.decode_requests <= LIMITS["max_num_batched_tokens"] for step in steps)
     assert all(step.decode_context >= step.decode_requests for step in steps)
 
-    for hash_name in ("none", "sha256"):
+    ways: list[dict[str, Any]] = [{}, *({"block_by_block": True, "hash": name} for name in ("none", "sha256"))]
+    for way in ways:
         heard = Records()
         result = replay(
-            recording, listeners=[heard], by_steps=True, hash=hash_name, num_blocks=NUM_BLOCKS, block_size=32, **LIMITS
+            recording, listeners=[heard], by_steps=True, num_blocks=NUM_BLOCKS, block_size=32, **LIMITS, **way
         )
+        assert result.counting == ("blocks" if way else "extents")
         assert result.num_steps == num_steps
         replayed = sorted(heard.records, key=lambda record: record.number)
         assert [(r.num_prompt_tokens, r.num_output_tokens, r.num_hit_tokens, len(r.away)) for r in replayed] == [

@@ -172,6 +172,24 @@ def test_scheduled(
     assert scheduled(requests, config, None, **way) == scheduled(requests, config, hash_name, **way)
 
 
+def test_a_preempted_request_that_fits_only_without_its_hit() -> None:
+    """Of 5 blocks the second request needs a sixth, but holds five when the first one takes one of them, and ends. Four
+    are still cached: beside that hit its tokens will never fit, so it starts over with none, and outgrows the pool."""
+    requests = [TraceRequest(0.0, 8, 2, [1, 2], 4), TraceRequest(0.0, 20, 5, [1, 2, 3, 4, 5], 4)]
+    config = ReplayConfig(
+        1 + 5,
+        one_group(4),
+        check=True,
+        scheduler=SchedulerConfig(4, 20),
+        explain_misses=MissConfig(max_evicted_blocks=20),
+    )
+    way: dict[str, Any] = {"overhead": 0.1, "speed": 1.0, "closed_loop": False}
+    extents, records = scheduled(requests, config, None, **way)
+    assert (extents, records) == scheduled(requests, config, "none", **way)
+    assert [record.outcome for record in records] == ["finished", "outgrew_pool"]
+    assert extents["why_missed"]["resumed_tokens"]["lookup_off"] == 16
+
+
 def test_the_sample_one_after_another() -> None:
     def run(**options: Any) -> ReplayResult:
         return replay(sequential=True, limit=200, num_blocks=20_000, hash="none", **options)

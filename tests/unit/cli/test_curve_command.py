@@ -104,5 +104,5 @@ def test_random_traffic_against_replays(seed: int) -> None:
     most, num_duplicates = hits(sizes)
     least, _ = hits([max(2, size - num_duplicates) for size in sizes])
     for size, low, high in zip(sizes, least, most, strict=True):
-        told = replay(requests, sequential=True, num_blocks=size, block_size=16, hash="none")
+        told = replay(requests, sequential=True, num_blocks=size, block_size=16, hash="none", block_by_block=True)
         assert low <= told.prefix_cache.num_hit_tokens <= high
