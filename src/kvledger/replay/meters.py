@@ -82,6 +82,16 @@ class WaitMeter:
             self._seconds[reason] = self._seconds.get(reason, 0.0) + number * seconds
             self._steps[reason] = self._steps.get(reason, 0) + number
 
+    def add_all(self, counts: dict[WaitReason, int], seconds: list[float]) -> None:
+        """add(counts, seconds[i]) for each of them."""
+        for reason, number in counts.items():
+            total = self._seconds.get(reason, 0.0)
+            for each in seconds:
+                # One by one: their sum first would round otherwise.
+                total += number * each
+            self._seconds[reason] = total
+            self._steps[reason] = self._steps.get(reason, 0) + number * len(seconds)
+
     def times(self) -> list[WaitTime]:
         """The costliest reason first; only those that occurred."""
         order = sorted(self._steps, key=lambda reason: (-self._seconds[reason], -self._steps[reason]))

@@ -1,10 +1,11 @@
-"""Scheduled replay: the scheduler drives the ledger step by step, on a simulated clock.
+"""Scheduled replay: a scheduler on its ledger step by step, on a simulated clock. Serving says which of two it is.
 
     arrivals --due--> backlog --a few ahead--> scheduler --step--> the clock moves by the step time --> tokens return
 
 The loop is interpreted and the layers under it are compiled, so a step makes few, coarse calls. What arrived and is far
 from its turn stays in the backlog as recorded, because made requests are large; as the scheduler looks at its waiting
 requests in order, this changes no decision. Under the priority policy everything that arrived is handed over at once.
+Where extents serve, steps in which nothing happens come together, unless somebody hears of single ones.
 """
 
 import math
@@ -118,9 +119,7 @@ class ScheduledReplay:
         self._book.skip_to(quiet.end)
         tally.log_steps(quiet.seconds, quiet.usages, num_running)
         if self._backlog or self._serving.num_waiting > 0:
-            counts = self._serving.wait_counts(len(self._backlog))
-            for seconds in quiet.seconds:
-                tally.waits.add(counts, seconds)
+            tally.waits.add_all(self._serving.wait_counts(len(self._backlog)), quiet.seconds)
         self._note_timeline(num_running)
         return True
 

@@ -41,6 +41,8 @@ class ExtentScheduler:
         self._num_recomputed: i64 = 0
         # Nobody came or went since a step in which everybody who runs decoded: who waits waits on, for the same reason.
         self._is_settled: bool = False
+        # Steps from now on, modulo the block size -> requests that start a block in them. 0 between two calls.
+        self._starts: Final[vec[i64]] = vec[i64]([0] * admissions.pool.block_size)
         # Of the last step, as WaitLog has it.
         self._num_unreached: i64 = 0
         self._num_preempted: i64 = 0
@@ -257,9 +259,6 @@ class ExtentScheduler:
         num_running: i64 = len(running)
         if num_running == 0 or num_running > self._max_tokens or (self._waiting and not self._is_settled):
             return None
-        block_size = self._block_size
-        # Steps from now on, modulo the block size -> requests that start a block in them.
-        starts = vec[i64]([0] * block_size)
         num_context: i64 = 0
         for request in running:
             num_computed = request.num_computed_tokens
@@ -273,8 +272,11 @@ class ExtentScheduler:
                 self._max_model_len - request.num_tokens,
             )
             most = min(most, num_left - 1)
-            starts[request.holding.num_blocks * block_size - num_computed] += 1
             num_context += num_computed
+        block_size = self._block_size
+        starts = self._starts
+        for request in running:
+            starts[request.holding.num_blocks * block_size - request.num_computed_tokens] += 1
         seconds: list[float] = []
         usages: list[float] = []
         num_free = self._pool.num_free
@@ -295,6 +297,8 @@ class ExtentScheduler:
             place += 1
             if place == block_size:
                 place = 0
+        for request in running:
+            starts[request.holding.num_blocks * block_size - request.num_computed_tokens] = 0
         if num_steps == 0:
             return None
         for request in running:
