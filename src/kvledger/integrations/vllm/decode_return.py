@@ -11,15 +11,15 @@ from typing import Any, Final
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.request import RequestStatus
 
-from kvledger.integrations.vllm.decode_schedule import is_plain
+from kvledger.integrations.vllm.decoding import Decoding, Decodings
 
 
 class DecodeReturn:
     """Of one scheduler."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, decodings: Decodings) -> None:
+        self._decodings: Final = decodings
         self._scheduler: Final = scheduler
         self._manager: Final = scheduler.kv_cache_manager
         self._max_model_len: Final[int] = scheduler.max_model_len
@@ -55,72 +55,61 @@ class DecodeReturn:
             or runner_output.ec_connector_output
         )
 
-    def _rows(self, request_ids: Any, runner_output: Any) -> list[tuple[Any, list[int]]] | None:
+    def _rows(self, request_ids: Any, runner_output: Any) -> list[tuple[Decoding, list[int]]] | None:
         """The requests that are still there, each with the list of its token; None if one is no plain decode."""
-        requests = self._scheduler.requests
+        requests, decodings_of = self._scheduler.requests, self._decodings.of
         sampled = runner_output.sampled_token_ids
         index_of = runner_output.req_id_to_index
-        running = RequestStatus.RUNNING
-        rows: list[tuple[Any, list[int]]] = []
+        rows: list[tuple[Decoding, list[int]]] = []
         for request_id in request_ids:
             request = requests.get(request_id)
             if request is None:
                 continue
             tokens: list[int] = sampled[index_of[request_id]]
+            decoding = decodings_of(request_id, request)
             if (
-                len(tokens) != 1
-                or request.status is not running
+                decoding is None
+                or len(tokens) != 1
+                # From before a preemption: those still run, or wait to.
                 or request.num_stale_output_tokens
                 # Its first token: it comes with the account of its prompt.
                 or request.prefill_stats is not None
-                or not is_plain(request)
             ):
                 return None
-            rows.append((request, tokens))
+            rows.append((decoding, tokens))
         return rows
 
-    def _append(self, rows: list[tuple[Any, list[int]]]) -> tuple[dict[int, list[Any]], set[Any]]:
+    def _append(self, rows: list[tuple[Decoding, list[int]]]) -> tuple[dict[int, list[Any]], set[Any]]:
         """Appends each token; what the clients get, and the requests that ended."""
-        scheduler = self._scheduler
-        max_model_len, hash_block_size = self._max_model_len, self._hash_block_size
+        hash_block_size, max_model_len = self._hash_block_size, self._max_model_len
         outputs: dict[int, list[Any]] = defaultdict(list)
         stopped: set[Any] = set()
-        for request, tokens in rows:
-            token = tokens[0]
+        for decoding, tokens in rows:
+            request, all_tokens, token = decoding.request, decoding.tokens, tokens[0]
             request.num_in_flight_tokens -= 1
-            all_tokens, output_tokens = request._all_token_ids, request._output_token_ids
-            output_tokens.append(token)
+            decoding.output_tokens.append(token)
             all_tokens.append(token)
             num_tokens = len(all_tokens)
             if num_tokens % hash_block_size == 0:
                 request.update_block_hashes()
-            params = request.sampling_params
-            stops = params.stop_token_ids
-            is_end = (
-                token == params.eos_token_id
-                or len(output_tokens) >= request.max_tokens
-                or num_tokens >= max_model_len
-                or (stops and token in stops)
-            ) and check_stop(request, max_model_len)
+            is_end = (num_tokens >= decoding.last or token in decoding.stops) and check_stop(request, max_model_len)
             if request.num_output_placeholders > 0:
                 request.num_output_placeholders -= 1
                 self._cache(request)
-            finish_reason = None
+            output = EngineCoreOutput(decoding.request_id, tokens)
+            if request.events:
+                output.events = request.take_events()
+            if decoding.trace_headers is not None:
+                output.trace_headers = decoding.trace_headers
+            if request.num_nans_in_logits:
+                output.num_nans_in_logits = request.num_nans_in_logits
             if is_end:
-                finish_reason = request.get_finished_reason()
-                scheduler._free_request(request)
+                output.finish_reason = request.get_finished_reason()
+                output.stop_reason = request.stop_reason
+                self._scheduler._free_request(request)
+                self._decodings.forget(decoding.request_id)
                 stopped.add(request)
-            outputs[request.client_index].append(
-                EngineCoreOutput(
-                    request_id=request.request_id,
-                    new_token_ids=tokens,
-                    finish_reason=finish_reason,
-                    stop_reason=request.stop_reason,
-                    events=request.take_events() if request.events else None,
-                    trace_headers=request.trace_headers,
-                    num_nans_in_logits=request.num_nans_in_logits,
-                )
-            )
+            outputs[decoding.client].append(output)
         return outputs, stopped
 
     def _cache(self, request: Any) -> None:

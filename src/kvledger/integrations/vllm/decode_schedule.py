@@ -12,28 +12,20 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from kvledger.core.requests.request import Request
-
-
-def is_plain(request: Any) -> bool:
-    """Whether a request of vLLM's only ever decodes token by token, once its prompt is computed."""
-    params = request.sampling_params
-    return (
-        params is not None
-        and params.repetition_detection is None
-        and request.pooling_params is None
-        and request.structured_output_request is None
-        and not request.mm_features
-        and not request.resumable
-    )
+from kvledger.integrations.vllm.decoding import Decoding, Decodings
 
 
 class Cohort:
     """The requests that run, in vLLM's order, with what does not change while they decode."""
 
-    def __init__(self, requests: list[Any], ours: list[Request]) -> None:
-        self.requests: Final = requests
-        self.ids: Final[list[str]] = [request.request_id for request in requests]
-        self.ours: Final = ours
+    def __init__(self, decodings: list[Decoding], ours: list[Request]) -> None:
+        self.requests: Final = [decoding.request for decoding in decodings]
+        self.ids: Final = [decoding.request_id for decoding in decodings]
+        # Of each: itself, its tokens, how many are its prompt, how many it can have, and the ledger's request.
+        self.rows: Final = [
+            (decoding.request, decoding.tokens, decoding.num_prompt, decoding.end, held)
+            for decoding, held in zip(decodings, ours, strict=True)
+        ]
 
 
 class StepPlan:
@@ -52,7 +44,8 @@ class StepPlan:
 class DecodeSchedule:
     """Of one scheduler."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, decodings: Decodings) -> None:
+        self._decodings: Final = decodings
         self._scheduler: Final = scheduler
         self._manager: Final = scheduler.kv_cache_manager
         self._max_model_len: Final[int] = scheduler.max_model_len
@@ -70,6 +63,11 @@ class DecodeSchedule:
         """A step of vLLM's own comes: requests may have other blocks behind it."""
         self._cohort = None
         self._was_whole = False
+
+    def let_go(self) -> None:
+        """A step came back: whoever ended with it is not kept alive here."""
+        if self._cohort is not None and len(self._cohort.requests) != len(self._scheduler.running):
+            self.forget()
 
     def step(self) -> Any:
         """The step's SchedulerOutput; None, with nothing changed, if it is not one of decodes alone."""
@@ -108,14 +106,18 @@ class DecodeSchedule:
         if cohort is not None and cohort.requests == running:
             return cohort
         self.forget()
-        known = self._manager.ours
+        known, decodings_of = self._manager.ours, self._decodings.of
+        decodings: list[Decoding] = []
         ours: list[Request] = []
         for request in running:
-            held = known.get(request.request_id)
-            if held is None or not is_plain(request):
+            request_id = request.request_id
+            held = known.get(request_id)
+            decoding = decodings_of(request_id, request)
+            if held is None or decoding is None:
                 return None
+            decodings.append(decoding)
             ours.append(held)
-        self._cohort = Cohort(list(running), ours)
+        self._cohort = Cohort(decodings, ours)
         return self._cohort
 
     def _plan(self, cohort: Cohort) -> StepPlan | None:
@@ -124,16 +126,15 @@ class DecodeSchedule:
         requests, computed, num_outputs = plan.requests, plan.computed, plan.num_outputs
         last_start = self._max_model_len - 2
         row = 0
-        for request, ours in zip(cohort.requests, cohort.ours, strict=True):
+        for request, tokens, num_prompt, end, ours in cohort.rows:
             num_computed: int = request.num_computed_tokens
             num_awaited: int = request.num_output_placeholders
-            if request.spec_token_ids:
-                return None
-            num_new = len(request._all_token_ids) + num_awaited - num_computed
+            num_tokens = len(tokens)
+            num_new = num_tokens + num_awaited - num_computed
             if num_new != 1 or num_computed > last_start or num_awaited > 0:
                 # All tokens that it can have are computed or on their way: it sits this step out.
-                is_ending = num_computed + 2 - num_awaited >= request.num_prompt_tokens + request.max_tokens
-                if num_new == 0 or num_computed > last_start or (num_awaited > 0 and is_ending):
+                is_ending = num_awaited > 0 and num_computed + 2 - num_awaited >= end
+                if num_new == 0 or num_computed > last_start or is_ending:
                     plan.skipped.append(row + len(plan.skipped))
                     continue
                 if num_new != 1:
@@ -142,7 +143,7 @@ class DecodeSchedule:
                 plan.grows.append(row)
             requests.append(request)
             computed.append(num_computed)
-            num_outputs.append(len(request._output_token_ids) + num_awaited)
+            num_outputs.append(num_tokens - num_prompt + num_awaited)
             row += 1
         return plan
 

@@ -18,6 +18,7 @@ import vllm
 
 from kvledger.integrations.vllm.decode_return import DecodeReturn
 from kvledger.integrations.vllm.decode_schedule import DecodeSchedule
+from kvledger.integrations.vllm.decoding import Decodings
 from kvledger.integrations.vllm.manager import VllmKVCacheManager
 from kvledger.integrations.vllm.plugin import STEP, is_switched_off
 from kvledger.integrations.vllm.restated import changed_code, replaced_methods
@@ -29,8 +30,9 @@ class DecodeSteps:
     """Of one scheduler that `reason_against` has nothing against."""
 
     def __init__(self, scheduler: Any) -> None:
-        self._schedule: Final = DecodeSchedule(scheduler)
-        self._return: Final = DecodeReturn(scheduler)
+        decodings = Decodings(scheduler)
+        self._schedule: Final = DecodeSchedule(scheduler, decodings)
+        self._return: Final = DecodeReturn(scheduler, decodings)
         # Calls that were answered here and that were left to vLLM.
         self.num_scheduled: int = 0
         self.num_returned: int = 0
@@ -60,6 +62,7 @@ class DecodeSteps:
     def update_from_output(self, scheduler_output: Any, runner_output: Any) -> Any:
         """vLLM's EngineCoreOutputs by client; None, with nothing changed, where more came back than one token each."""
         outputs = self._return.take(scheduler_output, runner_output)
+        self._schedule.let_go()
         if outputs is None:
             self.num_left_to_return += 1
         else:
