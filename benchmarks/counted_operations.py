@@ -48,7 +48,8 @@ def decode_steps(num_prompt_tokens: int) -> Run:
         for _ in range(times):
             scheduler.update_from_tokens(scheduler.schedule(), sampled)
 
-    run(1)
+    # The prompts, and a step after which all requests only count.
+    run(2)
     return run
 
 

@@ -348,10 +348,12 @@ class SingleTypeKVCacheManager(ABC):
             return
         keep = self.reachable(start, num_full, request)
         blocks = held.blocks
+        # Listed only for somebody: mostly it is one block, and a list costs as much as naming it.
+        lists = self._observer is not None or self.policy.hits_inside_blocks
         cached: list[KVCacheBlock] = []
         for index in range(start, num_full):
             block = blocks[index]
-            if (keep is None or keep[index - start]) and self._cache_block(block, request, index + 1):
+            if (keep is None or keep[index - start]) and self._cache_block(block, request, index + 1) and lists:
                 cached.append(block)
         held.num_cached_blocks = num_full
         if cached:
@@ -376,7 +378,7 @@ class SingleTypeKVCacheManager(ABC):
             self._observer.prefix_cached(request, self.group_id, block, num_tokens, self._sizes)
 
     def cached(self, request: Request, blocks: list[KVCacheBlock]) -> None:
-        """Called with blocks that were just made hits. Nothing to do for most groups."""
+        """Called with blocks that were just made hits, where hits can end inside blocks. Mostly nothing to do."""
 
     def reachable(self, start: int, end: int, request: Request) -> list[bool] | None:
         """Which of blocks [start, end) can ever be part of a hit; None: all of them."""

@@ -35,6 +35,8 @@ class RequestBlocks:
     def __init__(self, request: Request, groups: list[GroupBlocks]) -> None:
         self.request: Final = request
         self.groups: Final = groups
+        # Until its blocks are given back.
+        self.is_held: bool = True
         # Every group has a block for each of the first num_slots tokens.
         self.num_slots: i64 = 0
         # Computed tokens at which some group has something to cache.
@@ -288,7 +290,7 @@ class KVCacheCoordinator(ABC):
         if self._offers is not None:
             self._offers.withdraw(request.request_id)
         request.quiet_end = 0
-        del self._held[request.request_id]
+        self._held.pop(request.request_id).is_held = False
 
     def offer_states(self) -> StateOffers:
         """From now on states that become hits are offered there; for a caller who takes them in every step."""

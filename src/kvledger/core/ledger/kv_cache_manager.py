@@ -306,7 +306,9 @@ class KVCacheManager:
         new_blocks = NewBlocks()
         num_allocated = len(requests)
         for row in rows:
-            if not self._grow_row(requests[row], num_new_tokens[row], num_lookahead, row, new_blocks):
+            request = requests[row]
+            held = self._coordinator.require_held(request.request_id)
+            if self._grow(request, held, num_new_tokens[row], num_lookahead, i32(row), new_blocks) is None:
                 num_allocated = row
                 break
         slots = RunningSlots(num_allocated, new_blocks)
@@ -314,19 +316,20 @@ class KVCacheManager:
         return slots
 
     def allocate_row(
-        self, request: Request, num_new_tokens: int, num_lookahead_tokens: int, row: int, new_blocks: NewBlocks
+        self, held: RequestBlocks, num_new_tokens: i64, num_lookahead_tokens: i64, row: i32, new_blocks: NewBlocks
     ) -> bool:
-        """allocate_slots for a running request, whose new blocks join new_blocks as those of that row. False: None."""
+        """allocate_slots for a running request, of which held_by tells, whose new blocks join new_blocks as those of
+        that row. False: None."""
         self._change.require_at_rest()
-        is_allocated = self._grow_row(request, num_new_tokens, num_lookahead_tokens, row, new_blocks)
+        if not held.is_held:
+            held = self._coordinator.require_held(held.request.request_id)
+        slots = self._grow(held.request, held, num_new_tokens, num_lookahead_tokens, row, new_blocks)
         self._done()
-        return is_allocated
+        return slots is not None
 
-    def _grow_row(
-        self, request: Request, num_new_tokens: int, num_lookahead_tokens: int, row: int, new_blocks: NewBlocks
-    ) -> bool:
-        held = self._coordinator.require_held(request.request_id)
-        return self._grow(request, held, num_new_tokens, num_lookahead_tokens, i32(row), new_blocks) is not None
+    def held_by(self, request: Request) -> RequestBlocks:
+        """What a request holds, for allocate_row. UnknownRequestError when that is nothing."""
+        return self._coordinator.require_held(request.request_id)
 
     def cache_blocks(self, request: Request, num_computed_tokens: SupportsIndex) -> None:
         """Makes blocks full at num_computed_tokens tokens hits for others, after delay_cache_blocks.

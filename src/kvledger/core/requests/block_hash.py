@@ -145,7 +145,7 @@ class ChainedBlockHasher(BlockHasher):
         parent = hashes[-1] if hashes else self.root(request.hash_epoch)
         tokens = request.tokens
         while end <= num_tokens:
-            data = parent + tokens.pack(start, end)
+            data = tokens.pack_behind(parent, start, end)
             if start == 0:
                 data += _identity_keys(request)
             if request.multimodal:

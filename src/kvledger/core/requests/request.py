@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final, SupportsIndex
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from kvledger.core.record import Record
+from kvledger.core.requests.running_table import NO_STOP, NUM_OPEN, SEVERAL_STOPS, RunningTable
 from kvledger.core.requests.tokens import TokenBuffer, pack_tokens
 from kvledger.core.units import whole_number
 from kvledger.errors import RequestError
@@ -100,9 +101,9 @@ class Request:
         if not packed:
             raise RequestError(f"request {request_id!r}: the prompt is empty; give at least one token")
         self.request_id: Final = request_id
-        self.tokens: TokenBuffer = TokenBuffer(packed)
-        self.num_prompt_tokens: i64 = len(self.tokens)
-        self.num_tokens: i64 = self.num_prompt_tokens
+        self._tokens: TokenBuffer = TokenBuffer(packed)
+        self.num_prompt_tokens: i64 = len(self._tokens)
+        self._num_tokens: i64 = self.num_prompt_tokens
         self.max_tokens: Final[i64] = whole_number("max_tokens", max_tokens, 1, _MOST_TOKENS)
         self.stop_token_ids: Final = stop_token_ids
         self.priority: Final = priority
@@ -115,11 +116,14 @@ class Request:
         self.sampling_params: Final = sampling_params
 
         self.status: RequestStatus = RequestStatus.WAITING
-        self.num_computed_tokens: i64 = 0
+        self._num_computed_tokens: i64 = 0
         # Scheduled but not yet returned by the worker; these may still be taken back (rejected drafts).
-        self.num_in_flight_tokens: i64 = 0
+        self._num_in_flight_tokens: i64 = 0
         # Output tokens that steps in flight will produce: known in number, not yet in value.
-        self.num_output_placeholders: i64 = 0
+        self._num_output_placeholders: i64 = 0
+        # Where a row counts for it, and which; the four counters above and the tokens are of when they were read last.
+        self._table: RunningTable | None = None
+        self._row: i64 = 0
         # In-flight tokens from before a preemption: their steps' output is delivered, their counts no longer apply.
         self.num_stale_tokens: i64 = 0
         # Their output is thrown away instead, because the positions are computed again at once.
@@ -141,7 +145,7 @@ class Request:
         self.num_checked_hashes: int = 0
         # A step that ends here or earlier, lookahead included, needs nothing of the ledger: it stays within the blocks
         # that the request holds, fills none and leaves none behind. 0: ask. Only the ledger writes it.
-        self.quiet_end: i64 = 0
+        self._quiet_end: i64 = 0
         # Read and written when it comes and when it is preempted; kept away from what every step reads.
         # Most tokens that it had computed when it was preempted: up to there, computing does not get it further.
         self.num_computed_before: int = 0
@@ -165,9 +169,9 @@ class Request:
         state = {
             "num_prompt_tokens": self.num_prompt_tokens,
             "status": self.status,
-            "num_computed_tokens": self.num_computed_tokens,
-            "num_in_flight_tokens": self.num_in_flight_tokens,
-            "num_output_placeholders": self.num_output_placeholders,
+            "_num_computed_tokens": self.num_computed_tokens,
+            "_num_in_flight_tokens": self.num_in_flight_tokens,
+            "_num_output_placeholders": self.num_output_placeholders,
             "num_stale_tokens": self.num_stale_tokens,
             "drops_stale_output": self.drops_stale_output,
             "is_prefill_chunk": self.is_prefill_chunk,
@@ -187,6 +191,70 @@ class Request:
             f"Request({self.request_id!r}, {self.status.value}, {self.num_prompt_tokens} prompt and "
             f"{self.num_output_tokens} output tokens, {self.num_computed_tokens} computed)"
         )
+
+    @property
+    def tokens(self) -> TokenBuffer:
+        """All that are known, in a buffer that grows with them."""
+        if self._table is not None:
+            self._catch_up(self._table)
+        return self._tokens
+
+    @property
+    def num_tokens(self) -> i64:
+        if self._table is not None:
+            self._catch_up(self._table)
+        return self._num_tokens
+
+    @num_tokens.setter
+    def num_tokens(self, number: i64) -> None:
+        self.leave()
+        self._num_tokens = number
+
+    @property
+    def num_computed_tokens(self) -> i64:
+        """Those of steps in flight included."""
+        if self._table is not None:
+            self._catch_up(self._table)
+        return self._num_computed_tokens
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, number: i64) -> None:
+        self.leave()
+        self._num_computed_tokens = number
+
+    @property
+    def num_in_flight_tokens(self) -> i64:
+        """Scheduled, and not back from the worker."""
+        if self._table is not None:
+            self._catch_up(self._table)
+        return self._num_in_flight_tokens
+
+    @num_in_flight_tokens.setter
+    def num_in_flight_tokens(self, number: i64) -> None:
+        self.leave()
+        self._num_in_flight_tokens = number
+
+    @property
+    def num_output_placeholders(self) -> i64:
+        """Tokens that steps in flight will bring, when steps overlap."""
+        if self._table is not None:
+            self._catch_up(self._table)
+        return self._num_output_placeholders
+
+    @num_output_placeholders.setter
+    def num_output_placeholders(self, number: i64) -> None:
+        self.leave()
+        self._num_output_placeholders = number
+
+    @property
+    def quiet_end(self) -> i64:
+        """Up to where steps need nothing of the ledger."""
+        return self._quiet_end
+
+    @quiet_end.setter
+    def quiet_end(self, end: i64) -> None:
+        self.leave()
+        self._quiet_end = end
 
     @property
     def num_output_tokens(self) -> int:
@@ -209,8 +277,102 @@ class Request:
 
     def append_token(self, token_id: int) -> None:
         """Adds one generated token."""
-        self.tokens.append(token_id)
-        self.num_tokens += 1
+        self.leave()
+        self._tokens.append(token_id)
+        self._num_tokens += 1
+
+    def num_tokens_behind(self) -> i64:
+        """Tokens known (drafts and those that steps in flight will yield included) but not computed or scheduled."""
+        num_computed, placeholders = self.num_computed_tokens, self._num_output_placeholders
+        if placeholders > 0 and num_computed + 2 - placeholders >= self.num_prompt_tokens + self.max_tokens:
+            # Even if all drafts in flight are rejected, those steps reach max_tokens: no further step is needed.
+            return 0
+        return self._num_tokens + len(self.draft_token_ids) + placeholders - num_computed
+
+    def count_scheduled(self, num_tokens: i64) -> None:
+        """A step computes so many of its tokens: they count as computed, so that the next one can be scheduled before
+        that step is back."""
+        self.leave()
+        num_computed = self._num_computed_tokens + num_tokens
+        self._num_computed_tokens = num_computed
+        self._num_in_flight_tokens += num_tokens
+        self.is_prefill_chunk = num_computed < self._num_tokens + self._num_output_placeholders
+
+    def count_returned(self, num_tokens: i64) -> bool:
+        """A step with so many of its tokens is back. False when it was preempted since, so that they count for nothing
+        any more."""
+        self.leave()
+        self._num_in_flight_tokens -= num_tokens
+        if self.num_stale_tokens == 0:
+            return True
+        self.num_stale_tokens -= num_tokens
+        return False
+
+    def take_back(self, num_tokens: i64) -> None:
+        """So many drafts of a step that is back were rejected: they are not computed, and bring no token."""
+        self.leave()
+        if self._num_computed_tokens > 0:
+            self._num_computed_tokens -= num_tokens
+        if self._num_output_placeholders > 0:
+            self._num_output_placeholders -= num_tokens
+
+    def try_enter(self, table: RunningTable, row: i64, max_model_len: i64, num_ahead: i64) -> None:
+        """From now on that row counts for it, up to its next event, if all that is known of its next steps is that they
+        count: it is in every step in flight, with one token, and behind those only the next token is missing.
+        `num_ahead`: slots that its next step needs, with those of a drafter. REQUIRES that no row counts for it."""
+        num_computed, num_in_flight, num_tokens = self._num_computed_tokens, table.num_in_flight, self._num_tokens
+        quiet_end = self._quiet_end
+        limit: i64 = min(max_model_len, self.num_prompt_tokens + self.max_tokens)
+        event_at: i64 = min(min(quiet_end - num_ahead + 1, limit - 2), num_tokens + NUM_OPEN - 1)
+        if (
+            num_computed > quiet_end
+            or num_computed + 1 >= limit
+            or event_at <= 0
+            or num_tokens != num_computed + 1 - num_in_flight
+            or self._num_in_flight_tokens != num_in_flight
+            or self._num_output_placeholders != (num_in_flight if table.are_awaited else 0)
+            or self.num_stale_tokens > 0
+            or self.is_prefill_chunk
+            or self.draft_token_ids
+        ):
+            return
+        stops = self.stop_token_ids
+        stop = NO_STOP if not stops else stops[0] if len(stops) == 1 else SEVERAL_STOPS
+        table.computed[row] = i32(num_computed)
+        # No token of a row is as large.
+        table.stop_token_ids[row] = i32(stop if SEVERAL_STOPS <= stop < 1 << 31 else NO_STOP)
+        self._row = row
+        self._table = table
+        table.event_at[row] = i32(event_at)
+
+    def leave(self) -> None:
+        """It counts for itself again."""
+        table = self._table
+        if table is not None:
+            self._catch_up(table)
+            table.event_at[self._row] = 0
+            self._table = None
+
+    def row_in(self, table: RunningTable) -> i64:
+        """The row that counts for it there, or -1."""
+        return self._row if self._table is table else -1
+
+    def move_to(self, row: i64) -> None:
+        """Its row, if one counts for it, is that one now."""
+        self._row = row
+
+    def _catch_up(self, table: RunningTable) -> None:
+        """Reads what its row has counted."""
+        num_computed = i64(table.computed[self._row])
+        num_in_flight = table.num_in_flight
+        num_tokens = num_computed + 1 - num_in_flight
+        self._num_computed_tokens = num_computed
+        self._num_in_flight_tokens = num_in_flight
+        if table.are_awaited:
+            self._num_output_placeholders = num_in_flight
+        if num_tokens > self._num_tokens:
+            self._tokens.append_ring(table.open_tokens, self._row * NUM_OPEN, NUM_OPEN, num_tokens)
+            self._num_tokens = num_tokens
 
     def twin(self, request_id: str) -> "Request":
         """A fresh request with the same tokens, limits and identity, under another id. It has computed nothing."""
@@ -228,8 +390,8 @@ class Request:
             num_encoder_tokens=self.num_encoder_tokens,
             sampling_params=self.sampling_params,
         )
-        twin.tokens = self.tokens.copy()
-        twin.num_tokens = self.num_tokens
+        twin._tokens = self.tokens.copy()
+        twin._num_tokens = self._num_tokens
         twin.block_hashes = self.block_hashes.copy()
         twin.hash_epoch = self.hash_epoch
         twin.hash_block_size = self.hash_block_size
@@ -250,9 +412,9 @@ class Request:
         if not 0 < num_tokens <= self.num_tokens:
             raise RequestError(f"num_tokens={num_tokens}: request {self.request_id!r} has {self.num_tokens} tokens")
         # Fresh ones: whoever noted the old ones down may still read them.
-        self.tokens = self.tokens.copy()
-        self.tokens.truncate(num_tokens)
-        self.num_tokens = num_tokens
+        self._tokens = self.tokens.copy()
+        self._tokens.truncate(num_tokens)
+        self._num_tokens = num_tokens
         self.num_prompt_tokens = num_tokens
         # A new list: whoever keeps the old one knows hashes of the tokens that were. What the caller's hashes cover is
         # not known here: the caller gives them again.

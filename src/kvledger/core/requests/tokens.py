@@ -12,7 +12,7 @@ from operator import index
 from typing import Final, SupportsIndex
 
 from librt.strings import BytesWriter, write_i32_le
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i32, i64
 
 from kvledger.core.units import IS_COMPILED
@@ -123,6 +123,19 @@ class TokenBuffer:
             raise TypeError(f"token_id={token_id!r}: int object expected; got {type(token_id).__name__}")
         self._tail = append(self._tail, i32(token_id if 0 <= token_id < 1 << 31 else _as_signed(token_id)))
 
+    def append_ring(self, ring: vec[i32], base: i64, size: i64, end: i64) -> None:
+        """Adds the tokens up to position end - 1; each stands in the ring of that size, a power of two, which begins at
+        `base`, at its position modulo the size. REQUIRES that they were token ids."""
+        first: i64 = (self._num_head + len(self._tail)) & (size - 1)
+        num_tokens: i64 = end - self._num_head - len(self._tail)
+        if num_tokens == 1:
+            self._tail = append(self._tail, ring[base + first])
+            return
+        num_before_seam: i64 = min(num_tokens, size - first)
+        self._tail = extend(self._tail, ring[base + first : base + first + num_before_seam])
+        if num_tokens > num_before_seam:
+            self._tail = extend(self._tail, ring[base : base + num_tokens - num_before_seam])
+
     def pack(self, start: int, end: int) -> bytes:
         """Tokens start .. end - 1 as packed bytes. RequestError unless 0 <= start <= end <= len."""
         num_head = self._num_head
@@ -134,13 +147,26 @@ class TokenBuffer:
             return self._pack_tail(start - num_head, end - num_head)
         return self._head[start * TOKEN_BYTES :] + self._pack_tail(0, end - num_head)
 
+    def pack_behind(self, prefix: bytes, start: int, end: int) -> bytes:
+        """prefix + pack(start, end), in one go for generated tokens, whose blocks fill one by one."""
+        num_head = self._num_head
+        if not num_head <= start <= end <= num_head + len(self._tail):
+            return prefix + self.pack(start, end)
+        writer = BytesWriter()
+        writer.write(prefix)
+        self._write_tail(writer, start - num_head, end - num_head)
+        return writer.getvalue()
+
     def _pack_tail(self, start: i64, end: i64) -> bytes:
         writer = BytesWriter()
+        self._write_tail(writer, start, end)
+        return writer.getvalue()
+
+    def _write_tail(self, writer: BytesWriter, start: i64, end: i64) -> None:
         tail = self._tail
         while start < end:
             write_i32_le(writer, tail[start])
             start += 1
-        return writer.getvalue()
 
     def packed(self) -> bytes:
         """All tokens as packed bytes; those of a prompt without generated tokens are not copied."""

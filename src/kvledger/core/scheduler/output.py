@@ -7,7 +7,7 @@ overwritten); what running ones got is in new_blocks.
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i32, mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
 from kvledger.core.blocks.holds import BlockCopy
 from kvledger.core.blocks.new_blocks import NewBlocks
@@ -91,6 +91,8 @@ class SchedulerOutput(Record):
         self.block_copies: list[BlockCopy] = []
         # request_ids resolved, for the scheduler when the step comes back. Copies have none.
         self.requests: list[Request] = []
+        # Of the running rows that are the rows of this step, in their order; -1: they never were.
+        self.rows_version: i64 = -1
 
     def __reduce__(self) -> tuple[object, ...]:
         rows = (self.request_ids, list(self.num_scheduled_tokens), list(self.num_computed_tokens))

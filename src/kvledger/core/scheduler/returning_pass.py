@@ -6,17 +6,17 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from kvledger.core.change import AT_REST, UPDATING
+from kvledger.core.change import UPDATING
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.output import RequestOutput, SchedulerOutput, StepEnd
 from kvledger.core.scheduler.sampled_tokens import (
-    goes_on,
+    require_sound_row,
     require_sound_rows,
     require_sound_token,
     require_sound_tokens,
-    take_back_plain,
 )
 from kvledger.core.scheduler.state import SchedulerState
+from kvledger.core.units import IS_COMPILED
 from kvledger.errors import RequestError
 
 
@@ -30,111 +30,104 @@ class ReturningPass:
         self._fence: Final = state.fence
         self._steps_overlap: Final = state.config.max_steps_in_flight > 1
         self._verifies_drafts: Final = state.config.num_speculative_tokens > 0
-        # What a step fills is indexed when it is scheduled, or when its token is back: not when drafts are verified.
-        self._is_plain: Final = not self._verifies_drafts or not (
-            self._steps_overlap or state.manager.decisions.caches_verified_drafts
-        )
+        self._table: Final = state.rows.table
+        self._max_model_len: Final[i64] = state.manager.max_model_len
 
     def take(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[RequestOutput]:
         """Closes the step with any number of tokens a row; returns what requests gained."""
         self.require_oldest(output)
         self._require_one_a_row(output, len(sampled_token_ids))
-        require_sound_rows(output, sampled_token_ids)
+        due = self._put_down_rows(output, sampled_token_ids)
         self._close(output)
         outputs: list[RequestOutput] = []
         any_finished = False
-        for row, request in enumerate(output.requests):
-            gained = self._settle(output, row, request, sampled_token_ids[row])
-            if gained is not None:
-                outputs.append(gained)
-                any_finished = any_finished or gained.finish is not None
+        num_rows: i64 = len(sampled_token_ids)
+        next_due: i64 = 0
+        row: i64 = 0
+        while row < num_rows:
+            sampled = sampled_token_ids[row]
+            if next_due < len(due) and due[next_due] == row:
+                next_due += 1
+                gained = self._settle(output, row, output.requests[row], sampled)
+                if gained is not None:
+                    outputs.append(gained)
+                    any_finished = any_finished or gained.finish is not None
+            else:
+                outputs.append(RequestOutput(output.request_ids[row], sampled, None))
+            row += 1
         if any_finished:
-            self._state.sweep_running()
+            self._state.rows.sweep()
         return outputs
 
     def take_one_a_row(self, output: SchedulerOutput, token_ids: list[int]) -> StepEnd:
         """Closes the step with one token a row, or -1."""
         self.require_oldest(output)
         self._require_one_a_row(output, len(token_ids))
+        due = self._put_down_tokens(output, token_ids)
+        self._close(output)
         end = StepEnd()
-        # Nothing was drafted: a token that comes back is only appended.
-        if self._is_plain and not output.draft_token_ids:
-            rows = self._append_plain(output, token_ids)
-            self._close(output)
-            for row in rows:
-                self._settle_plain(output, row, token_ids[row], end)
-        else:
-            require_sound_tokens(output, token_ids)
-            self._close(output)
-            for row in range(len(token_ids)):
-                self._settle_one(output, row, token_ids[row], end)
+        for row in due:
+            self._settle_one(output, row, token_ids[row], end)
         if end.finished:
-            self._state.sweep_running()
+            self._state.rows.sweep()
         return end
 
-    def _append_plain(self, output: SchedulerOutput, token_ids: list[int]) -> list[int]:
-        """Appends each token whose request simply goes on. Returns the rows of all others, in order: their tokens are
-        sound, and where they end a request or fill a block they are appended too.
+    def _put_down_tokens(self, output: SchedulerOutput, token_ids: list[int]) -> list[int]:
+        """Notes the token of every request whose row counts for it. Returns all other rows, in order: what they have is
+        sound, and their requests count for themselves.
 
-        One loop for checking and appending, because it is most of what a step's way back costs; so what was appended
-        before a wrong token is taken back. RequestError then.
+        RequestError where a row cannot be right. Nothing is changed then: a token counts when its step is back.
         """
-        num_scheduled, num_computed = output.num_scheduled_tokens, output.num_computed_tokens
-        max_model_len: i64 = self._manager.max_model_len
-        rows: list[int] = []
+        if not IS_COMPILED:
+            # Compiled, reading them finds out.
+            require_sound_tokens(output, token_ids)
+        table, rows_are_same = self._table, output.rows_version == self._state.rows.version
+        requests, starts = output.requests, output.num_computed_tokens
+        due: list[int] = []
+        num_rows: i64 = len(token_ids)
         row: i64 = 0
-        is_due = False
-        change = self._state.change
         try:
-            change.under_way = UPDATING
-            for request in output.requests:
-                token_id = token_ids[row]
-                num_new = i64(num_scheduled[row])
-                num_tokens = request.num_tokens
-                is_due = token_id >= 0 and goes_on(request) and i64(num_computed[row]) + num_new >= num_tokens
-                if is_due:
-                    request.append_token(token_id)
-                    num_tokens += 1
-                    num_in_flight = request.num_in_flight_tokens - num_new
-                    request.num_in_flight_tokens = num_in_flight
-                    num_awaited = request.num_output_placeholders
-                    if num_awaited > 0:
-                        request.num_output_placeholders = num_awaited - 1
-                    if (
-                        num_tokens >= max_model_len
-                        or num_tokens - request.num_prompt_tokens >= request.max_tokens
-                        or (request.stop_token_ids and token_id in request.stop_token_ids)
-                        # Steps that overlap have what a block holds indexed when it is certain.
-                        or (num_awaited > 0 and request.num_computed_tokens - num_in_flight > request.quiet_end)
-                    ):
-                        rows.append(row)
+            while row < num_rows:
+                if rows_are_same:
+                    row = table.put_run(row, starts, token_ids)
+                    if row == num_rows:
+                        break
                 else:
-                    require_sound_token(output, token_ids, row)
-                    rows.append(row)
-                # At once: between them an interrupt would take back one row too few, or too many.
-                row, is_due = row + 1, False
-        except BaseException as error:
-            take_back_plain(output, token_ids, row + i64(is_due), self._steps_overlap)
-            change.under_way = AT_REST
-            if isinstance(error, (RequestError, TypeError)):
-                # It says which row, or the token is none.
+                    place = requests[row].row_in(table)
+                    if place >= 0 and table.put(place, i64(starts[row]) + 1, token_ids[row]):
+                        row += 1
+                        continue
                 require_sound_token(output, token_ids, row)
+                requests[row].leave()
+                due.append(row)
+                row += 1
+        except (TypeError, ValueError, OverflowError):
+            require_sound_tokens(output, token_ids)
             raise
-        return rows
+        return due
 
-    def _settle_plain(self, output: SchedulerOutput, row: int, token_id: int, end: StepEnd) -> None:
-        """The rest of a row that _append_plain returned."""
-        request = output.requests[row]
-        if token_id < 0 or not goes_on(request):
-            self._settle_one(output, row, token_id, end)
-            return
-        finish = self._finish_status(request, token_id)
-        if self._steps_overlap and not self._cache(request, request.num_computed_tokens - request.num_in_flight_tokens):
-            finish = RequestStatus.FINISHED_ERROR
-        elif finish is not None:
-            self._state.finish(request, finish)
-        if finish is not None:
-            end.finished.append(RequestOutput(request.request_id, [token_id], finish))
+    def _put_down_rows(self, output: SchedulerOutput, sampled_token_ids: list[list[int]]) -> list[int]:
+        """The same for a list of tokens a row."""
+        if not IS_COMPILED:
+            require_sound_rows(output, sampled_token_ids)
+        table, rows_are_same = self._table, output.rows_version == self._state.rows.version
+        requests, starts = output.requests, output.num_computed_tokens
+        due: list[int] = []
+        num_rows: i64 = len(sampled_token_ids)
+        row: i64 = 0
+        try:
+            while row < num_rows:
+                sampled = sampled_token_ids[row]
+                place = row if rows_are_same else requests[row].row_in(table)
+                if place < 0 or len(sampled) != 1 or not table.put(place, i64(starts[row]) + 1, i64(sampled[0])):
+                    require_sound_row(output, sampled_token_ids, row)
+                    requests[row].leave()
+                    due.append(row)
+                row += 1
+        except (TypeError, ValueError, OverflowError):
+            require_sound_row(output, sampled_token_ids, row)
+            raise
+        return due
 
     def _settle_one(self, output: SchedulerOutput, row: int, token_id: int, end: StepEnd) -> None:
         """_settle for at most one token."""
@@ -147,6 +140,8 @@ class ReturningPass:
     def drop(self, output: SchedulerOutput) -> None:
         """Closes the step without a token for anybody."""
         self.require_oldest(output)
+        for request in output.requests:
+            request.leave()
         self._close(output)
         for row, request in enumerate(output.requests):
             self._settle(output, row, request, [])
@@ -161,6 +156,7 @@ class ReturningPass:
         self._state.change.under_way = UPDATING
         self._manager.hold_errors()
         del self._state.in_flight[0]
+        self._table.num_in_flight -= 1
         if output.block_copies:
             self._manager.release_block_copies(output.block_copies)
         if self._fence is not None:
@@ -168,11 +164,7 @@ class ReturningPass:
 
     def _settle(self, output: SchedulerOutput, row: int, request: Request, sampled: list[int]) -> RequestOutput | None:
         """What one row of a step that came back means for its request; None when it gains nothing."""
-        num_tokens = int(output.num_scheduled_tokens[row])
-        request.num_in_flight_tokens -= num_tokens
-        is_stale = request.num_stale_tokens > 0
-        if is_stale:
-            request.num_stale_tokens -= num_tokens
+        is_stale = not request.count_returned(i64(output.num_scheduled_tokens[row]))
         if not sampled or request.is_finished or (is_stale and request.drops_stale_output):
             return None
         if output.draft_token_ids and self._accounting is not None:
@@ -185,11 +177,7 @@ class ReturningPass:
         drafts = output.draft_token_ids.get(request.request_id)
         if drafts is None:
             return
-        num_rejected = len(drafts) - (num_sampled - 1)
-        if request.num_computed_tokens > 0:
-            request.num_computed_tokens -= num_rejected
-        if request.num_output_placeholders > 0:
-            request.num_output_placeholders -= num_rejected
+        request.take_back(len(drafts) - (num_sampled - 1))
 
     def _take_tokens(self, request: Request, sampled: list[int], is_stale: bool) -> RequestOutput:
         """Appends sampled tokens up to a stop; caches what became certain by them."""
@@ -233,7 +221,8 @@ class ReturningPass:
     def _finish_status(self, request: Request, token_id: int) -> RequestStatus | None:
         if request.stop_token_ids and token_id in request.stop_token_ids:
             return RequestStatus.FINISHED_STOPPED
-        if request.num_tokens >= self._manager.max_model_len or request.num_output_tokens >= request.max_tokens:
+        num_tokens = request.num_tokens
+        if num_tokens >= self._max_model_len or num_tokens - request.num_prompt_tokens >= request.max_tokens:
             return RequestStatus.FINISHED_LENGTH
         return None
 

@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from librt.vecs import extend, vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i32
 
 from kvledger.core.requests.request import Request, RequestStatus
 from kvledger.core.scheduler.config import SchedulingPolicy
@@ -30,14 +29,17 @@ class RunningPass:
         clips_chunks = self._manager.clips_chunks
         max_chunk = self._state.config.max_prefill_chunk
         running = self._state.running
+        table = self._state.rows.table
         index = 0
         while index < len(running) and step.token_budget > 0:
-            if not clips_chunks and len(self._state.forked_ids) == 0:
-                index = self._add_quiet(step, index)
-                if index == len(running) or step.token_budget == 0:
-                    break
+            end = int(table.quiet_until(index, min(len(running), index + step.token_budget)))
+            if end > index:
+                step.add_quiet(index, end)
+                index = end
+                continue
             request = running[index]
-            num_new = _num_behind(request)
+            request.leave()
+            num_new = int(request.num_tokens_behind())
             if 0 < threshold < num_new:
                 num_new = threshold
             # The sampled token needs a position too, hence the 1.
@@ -47,7 +49,7 @@ class RunningPass:
             if num_new <= 0:
                 index += 1
                 continue
-            if not self._allocate(step, request, num_new):
+            if not self._allocate(step, index, num_new):
                 if _has_ended(request):
                     continue
                 if request.draft_token_ids and self._state.pool_error(request, request.num_computed_tokens + num_new):
@@ -68,40 +70,11 @@ class RunningPass:
             self._add(step, request, num_new)
             index += 1
 
-    def _add_quiet(self, step: StepBuilder, start: int) -> int:
-        """Schedules decodes from index `start` on for which the ledger has nothing to do; returns the first index of
-        another kind. One loop without a call, because nearly all requests of nearly all steps go through it.
-        """
-        running = self._state.running
-        num_ahead = 1 + self._num_lookahead_tokens
-        first: i64 = start
-        index = first
-        end: i64 = min(len(running), start + step.token_budget)
-        while index < end:
-            request = running[index]
-            num_computed = request.num_computed_tokens
-            num_placeholders = request.num_output_placeholders
-            if (
-                request.num_tokens + num_placeholders - num_computed != 1
-                or num_computed + num_ahead > request.quiet_end
-                or request.is_prefill_chunk
-                or request.draft_token_ids
-                or (num_placeholders > 0 and _num_behind(request) == 0)
-            ):
-                break
-            index += 1
-        if index > first:
-            num_added = index - first
-            output = step.output
-            scheduled = extend(output.num_scheduled_tokens, vec[i32]([1] * num_added))
-            output.requests.extend(running[first:index])
-            output.num_scheduled_tokens = scheduled
-            step.has_running = True
-            step.token_budget -= num_added
-        return index
-
-    def _allocate(self, step: StepBuilder, request: Request, num_new: int) -> bool:
-        """False when the slots do not fit, or its hashes are wrong: then it has ended."""
+    def _allocate(self, step: StepBuilder, place: int, num_new: int) -> bool:
+        """For the request that runs at that place. False when the slots do not fit, or its hashes are wrong: then it
+        has ended."""
+        rows = self._state.rows
+        request = rows.requests[place]
         num_lookahead = self._num_lookahead_tokens
         forked_ids = self._state.forked_ids
         output = step.output
@@ -109,10 +82,12 @@ class RunningPass:
             if len(forked_ids) > 0 and request.request_id in forked_ids:
                 # The workers get all its blocks, not only the new ones.
                 return self._manager.allocate_slots(request, num_new, num_lookahead_tokens=num_lookahead) is not None
-            return self._manager.allocate_row(request, num_new, num_lookahead, len(output.requests), output.new_blocks)
+            return self._manager.allocate_row(
+                rows.held[place], num_new, num_lookahead, i32(step.num_rows), output.new_blocks
+            )
         except RequestError as error:
             self._state.fail(request, error)
-            self._state.sweep_running()
+            self._state.rows.sweep()
             return False
 
     def _add(self, step: StepBuilder, request: Request, num_new: int) -> None:
@@ -141,7 +116,7 @@ class RunningPass:
         if error is not None:
             # Preempting everybody would not help, and starting over would end here again (vllm-project/vllm#39734).
             self._state.fail(request, error)
-            self._state.sweep_running()
+            self._state.rows.sweep()
             return False
         while True:
             victim = self._choose_victim()
@@ -150,9 +125,9 @@ class RunningPass:
                 return False
             if fence is not None and fence.must_wait(victim):
                 # Its blocks would not be free before that step is back: it may as well go on.
-                self._state.wait_log.stop_at_fence(self._state.running.index(request), self._manager.shortage)
+                self._state.wait_log.stop_at_fence(self._state.rows.place_of(request), self._manager.shortage)
                 return False
-            if victim is not self._state.running[-1] and self._state.running.index(victim) < self._place:
+            if self._state.rows.place_of(victim) < self._place:
                 self._place -= 1
             if step.remove(victim):
                 # Its blocks of this step were made hits and will not be written now.
@@ -161,7 +136,7 @@ class RunningPass:
             step.has_preempted = True
             if victim is request:
                 return False
-            if self._allocate(step, request, num_new):
+            if self._allocate(step, self._place, num_new):
                 return True
             if _has_ended(request):
                 return False
@@ -182,14 +157,3 @@ class RunningPass:
 
 def _has_ended(request: Request) -> bool:
     return request.is_finished
-
-
-def _num_behind(request: Request) -> int:
-    """Tokens known (drafts and those that steps in flight will yield included) but not computed or scheduled."""
-    placeholders = request.num_output_placeholders
-    if placeholders > 0 and (
-        # Even if all drafts in flight are rejected, those steps reach max_tokens: no further step is needed.
-        request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + request.max_tokens
-    ):
-        return 0
-    return request.num_tokens + len(request.draft_token_ids) + placeholders - request.num_computed_tokens

@@ -14,9 +14,6 @@ of it is a prefix hit then. Decisions are vLLM's, step for step; docs/difference
 
 from typing import Final, SupportsIndex
 
-from librt.vecs import vec
-from mypy_extensions import i32, i64
-
 from kvledger.core.change import ADDING, ENDING, FAILING, FORKING, LOADING, RESETTING, SCHEDULING
 from kvledger.core.ledger.kv_cache_manager import KVCacheManager
 from kvledger.core.requests.request import Request, RequestStatus
@@ -177,7 +174,7 @@ class Scheduler:
         self._state.begin(ENDING)
         is_orphan = self._state.loads.orphan(request, self._step)
         self._state.finish(request, RequestStatus.FINISHED_ABORTED, keep_blocks=is_orphan)
-        self._state.sweep_running()
+        self._state.rows.sweep()
         self._state.end()
 
     def fork(self, request_id: str, child_ids: list[str]) -> bool:
@@ -190,6 +187,8 @@ class Scheduler:
         parent = self.get_request(request_id)
         if parent.status is not RequestStatus.RUNNING:
             raise RequestError(f"request {request_id!r} is {parent.status.value}; only a running one can be forked")
+        if parent.num_processed_tokens == 0:
+            raise RequestError(f"request {request_id!r}: nothing of it is back yet; fork it after its first update")
         for index, child_id in enumerate(child_ids):
             self._require_unused(child_id)
             if child_id in child_ids[:index]:
@@ -211,6 +210,7 @@ class Scheduler:
         self._state.change.require_at_rest()
         request = self._state.requests.get(request_id)
         if request is not None:
+            request.leave()
             request.draft_token_ids = [] if request.is_prefill_chunk else draft_token_ids
 
     def external_load_finished(self, request_id: str, num_valid_tokens: SupportsIndex) -> bool:
@@ -287,14 +287,14 @@ class Scheduler:
         self.manager.start_step()
         for orphan in state.loads.take_expired(self._step):
             self.manager.free(orphan)
-        step = StepBuilder(self._step, self.config.max_num_batched_tokens, len(self.manager.config.groups))
+        step = StepBuilder(self._step, len(self.manager.config.groups), self.config, state.rows)
         output = step.output
         log = state.wait_log
         log.start(self._step)
         if self.accounting is not None:
             self.accounting.start_step(self._step)
         self._running_pass.schedule(step)
-        log.note_running(state.running, output.requests, step.token_budget, self.manager.clips_chunks)
+        log.note_running(state.running, step, self.manager.clips_chunks)
         if step.has_preempted:
             log.ended_by = WaitReason.STEP_PREEMPTED
         else:
@@ -309,7 +309,7 @@ class Scheduler:
             output.errors = state.errors
             state.errors = {}
         output.block_copies = self.manager.take_block_copies()
-        self._fill_rows(output)
+        step.fill_rows()
         if state.fence is not None and output.total_num_scheduled_tokens > 0:
             state.fence.sent(self._step)
         if self.accounting is not None:
@@ -362,7 +362,7 @@ class Scheduler:
         for request in failed:
             is_orphan = state.loads.orphan(request, self._step)
             state.finish(request, RequestStatus.FINISHED_ERROR, keep_blocks=is_orphan)
-        state.sweep_running()
+        state.rows.sweep()
         state.preempted_ids = output.preempted_request_ids + state.preempted_ids
         state.finished_ids = output.finished_request_ids + state.finished_ids
         if not self._reset(preempt_running=True):
@@ -373,42 +373,6 @@ class Scheduler:
     def check(self) -> None:
         """Proves that every request is where its status says, and every layer below. For tests and replay --check."""
         self._state.check()
-
-    def _fill_rows(self, output: SchedulerOutput) -> None:
-        """Fills in what the output says of each request, and counts the step as computed, so that the next one can be
-        scheduled before it is back. One pass, because every request that it looks at has to come from memory."""
-        requests = output.requests
-        scheduled = output.num_scheduled_tokens
-        num_rows: i64 = len(requests)
-        computed = vec[i32]([0] * num_rows)
-        total: i64 = 0
-        row: i64 = 0
-        while row < num_rows:
-            request = requests[row]
-            num_computed = request.num_computed_tokens
-            num_tokens = i64(scheduled[row])
-            computed[row] = i32(num_computed)
-            row += 1
-            total += num_computed
-            num_computed += num_tokens
-            request.num_computed_tokens = num_computed
-            request.num_in_flight_tokens += num_tokens
-            request.is_prefill_chunk = num_computed < request.num_tokens + request.num_output_placeholders
-        output.request_ids.extend([request.request_id for request in requests])
-        output.num_computed_tokens = computed
-        output.total_num_computed_tokens = total
-        if self.config.max_steps_in_flight > 1:
-            self._await_tokens(output)
-
-    def _await_tokens(self, output: SchedulerOutput) -> None:
-        """When steps overlap: the next one counts on the tokens that this one will sample, without knowing them."""
-        num_drafts = self.config.num_speculative_tokens
-        for request in output.requests:
-            if not request.is_prefill_chunk:
-                drafts = output.draft_token_ids.get(request.request_id) if output.draft_token_ids else None
-                request.num_output_placeholders += 1 + (0 if drafts is None else len(drafts))
-                if num_drafts > 0:
-                    request.draft_token_ids = [-1] * num_drafts
 
     def _require_unused(self, request_id: str) -> None:
         if request_id in self._state.requests or request_id in self._state.loads.orphans:

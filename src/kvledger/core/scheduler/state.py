@@ -20,6 +20,7 @@ from kvledger.core.scheduler.config import SchedulerConfig
 from kvledger.core.scheduler.external import ExternalLoads
 from kvledger.core.scheduler.output import SchedulerOutput
 from kvledger.core.scheduler.queues import make_request_queue
+from kvledger.core.scheduler.running_rows import RunningRows
 from kvledger.core.scheduler.wait_log import WaitLog
 from kvledger.core.scheduler.write_fence import WriteFence
 from kvledger.errors import RequestError, RequestTooLargeError, require
@@ -42,7 +43,9 @@ class SchedulerState:
         self.config: Final = config
         self.accounting: Final = accounting
         self.requests: Final[dict[str, Request]] = {}
-        self.running: Final[list[Request]] = []
+        self.rows: Final = RunningRows(config, manager.max_model_len, manager.clips_chunks)
+        # In the order of scheduling; only `rows` changes it.
+        self.running: Final[list[Request]] = self.rows.requests
         self.waiting: Final = make_request_queue(config.policy)
         # Waiting requests that hold blocks. They are admitted before all others, or they could wait behind a request
         # that waits for their blocks.
@@ -123,7 +126,7 @@ class SchedulerState:
         """A request that was taken out of its queue runs from this step on."""
         request.status = RequestStatus.RUNNING
         request.is_prefill_chunk = request.num_computed_tokens + num_new_tokens < request.num_tokens
-        self.running.append(request)
+        self.rows.append(request, self.manager.held_by(request))
         if self.accounting is not None:
             self.accounting.run(request)
 
@@ -132,17 +135,14 @@ class SchedulerState:
         child.num_computed_tokens = num_computed_tokens
         child.status = RequestStatus.RUNNING
         self.requests[child.request_id] = child
-        self.running.append(child)
+        self.rows.append(child, self.manager.held_by(child))
         self.forked_ids.add(child.request_id)
         if self.accounting is not None:
             self.accounting.add_fork(child)
 
     def preempt(self, request: Request, drop_stale_output: bool) -> None:
         """Takes a running request's blocks; it keeps its tokens and waits to start over."""
-        place = len(self.running) - 1
-        if self.running[place] is not request:
-            place = self.running.index(request)
-        del self.running[place]
+        self.rows.remove(request)
         self.wait_log.preempt(request, self.manager.shortage)
         if self.accounting is not None:
             self.accounting.preempt(request)
@@ -165,11 +165,12 @@ class SchedulerState:
     def finish(self, request: Request, status: RequestStatus, keep_blocks: bool = False) -> None:
         """Ends a request wherever it is. `keep_blocks`: an external load may still write them.
 
-        It stays in the running list until sweep_running: many finish in one step, and one sweep removes them all.
+        It stays in the running list until rows.sweep(): many finish in one step, and one sweep removes them all.
         """
         if request.status is not RequestStatus.RUNNING:
             self.waiting.discard(request)
             self.waiting_holders.discard(request)
+        request.leave()
         request.status = status
         if self.accounting is not None:
             self.accounting.finish(request)
@@ -201,10 +202,6 @@ class SchedulerState:
         self.manager.free(request)
         request.num_computed_tokens = 0
         self.waiting.add_first(request)
-
-    def sweep_running(self) -> None:
-        """Removes what finished from the running list."""
-        self.running[:] = [request for request in self.running if request.status is RequestStatus.RUNNING]
 
     def long_prefill_threshold(self) -> int:
         """Most prompt tokens for one request, 0 for no limit. A request that is alone starves nobody: no limit."""
@@ -255,3 +252,6 @@ class SchedulerState:
                 f"{request.request_id!r}: {request.num_stale_tokens} stale of {request.num_in_flight_tokens} in flight",
             )
             require(request.num_output_placeholders >= 0, f"{request.request_id!r}: negative placeholders")
+        self.rows.check()
+        in_flight = self.rows.table.num_in_flight
+        require(in_flight == len(self.in_flight), f"{len(self.in_flight)} steps in flight, {in_flight} counted")

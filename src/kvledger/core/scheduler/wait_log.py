@@ -9,6 +9,7 @@ from typing import Final
 from kvledger.core.blocks.kv_cache_blocks import BlockShortage
 from kvledger.core.requests.request import Request
 from kvledger.core.scheduler.output import SchedulerOutput
+from kvledger.core.scheduler.step import StepBuilder
 from kvledger.core.scheduler.wait_reason import WaitReason
 
 
@@ -105,20 +106,20 @@ class WaitLog:
             self.shortage = None
         self.ended_by = WaitReason.BEHIND
 
-    def note_running(self, running: list[Request], scheduled: list[Request], token_budget: int, clips: bool) -> None:
-        """The running pass is over, with so much budget left. `scheduled`: in the order of `running`, some of which may
-        be missing. Costs nothing when all of them were scheduled.
+    def note_running(self, running: list[Request], step: StepBuilder, clips: bool) -> None:
+        """The running pass is over. Who is in the step stands there in the order of `running`, of which some may be
+        missing. Costs nothing when all of them were scheduled.
         """
         unreached: list[Request] = []
         if self.broke_off_at >= 0:
             unreached = running[self.broke_off_at :]
-        elif token_budget == 0:
-            unreached = _behind_last(running, scheduled)
+        elif step.token_budget == 0:
+            unreached = _behind_last(running, step.requests())
         missing: list[Request] = []
         if clips:
             num_reached = len(running) - len(unreached)
-            if len(scheduled) < num_reached:
-                missing = _missing_in_prompt(running[:num_reached], scheduled)
+            if step.num_rows < num_reached:
+                missing = _missing_in_prompt(running[:num_reached], step.requests())
         if unreached or missing or self.unreached or self.clipped:
             # The reason may change from step to step; they wait all the same.
             before = {**self.unreached, **self.clipped}

@@ -664,6 +664,18 @@ def test_flat_tokens_are_one_a_request_of_the_oldest_step() -> None:
         engine.scheduler.update_from_tokens(output, [1])
 
 
+def test_a_request_whose_first_step_is_out_cannot_be_forked_yet() -> None:
+    engine = Engine(8, with_source=False)
+    engine.add("a", 6)
+    output = engine.scheduler.schedule()
+    with pytest.raises(RequestError, match="request 'a': nothing of it is back yet; fork it after its first update"):
+        engine.scheduler.fork("a", ["b"])
+    engine.scheduler.check()
+    engine.scheduler.update_from_tokens(output, [7])
+    assert engine.scheduler.fork("a", ["b"])
+    assert engine.scheduler.schedule().num_tokens_by_request() == {"a": 1, "b": 1}
+
+
 def test_check_finds_a_request_in_the_wrong_place() -> None:
     def broken(attribute: str, value: object, match: str) -> None:
         engine = Engine(8)
