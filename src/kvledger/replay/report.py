@@ -93,7 +93,10 @@ def can_draw(console: Console) -> bool:
 def _heading(result: ReplayResult) -> Text:
     heading = Text("kvledger replay ", style="bold")
     heading.append(basename(result.trace), style="bold cyan")
-    counted = "extents" if result.counting == "extents" else f"blocks, hash {result.hash}"
+    counted = "extents"
+    if result.counting == "blocks":
+        reason = f" ({result.why_by_blocks})" if result.why_by_blocks else ""
+        counted = f"blocks{reason}, hash {result.hash}"
     heading.append(f"  {result.format} format, {result.mode}, by {counted}\n", style="dim")
     if result.model:
         gpus = f"{result.num_gpus} x {result.gpu}"
