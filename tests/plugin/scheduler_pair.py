@@ -45,7 +45,7 @@ class Traffic:
     has_first_runner: bool = True
     arrivals: float = 0.1
     unusual: float = 0.05
-    troubles: float = 0.02
+    troubles: float = 0.05
 
 
 class SchedulerPair:
@@ -97,7 +97,7 @@ class SchedulerPair:
             while rng.random() < traffic.arrivals:
                 self.add()
             if rng.random() < traffic.troubles:
-                rng.choice([self.abort, self.abort, self.go_on, self.go_on, self.reset, self.pause])()
+                rng.choice([self.abort, self.abort, self.go_on, self.reset, self.pause, self.pause])()
             self.step()
         for scheduler in self.both:
             scheduler.set_pause_state(PauseState.UNPAUSED)
@@ -162,7 +162,7 @@ class SchedulerPair:
     def step(self) -> None:
         """One step out, and those back that are due."""
         rng = self.rng
-        if rng.random() < 0.2:
+        if rng.random() < 0.4:
             for scheduler in self.both:
                 scheduler.set_pause_state(PauseState.UNPAUSED)
         self.num_steps += 1
@@ -174,7 +174,7 @@ class SchedulerPair:
             self.in_flight.append(((outputs[0], outputs[1]), self._sampled(outputs[0])))
         most_in_flight = 2 if self.traffic.is_async else 1
         while len(self.in_flight) >= most_in_flight and (rng.random() < 0.9 or len(self.in_flight) > most_in_flight):
-            if rng.random() < self.traffic.troubles:
+            if rng.random() < 0.02:
                 self.abort()
             self.take_back()
 

@@ -10,11 +10,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvledger.integrations.vllm import schedulers
 from kvledger.integrations.vllm.decode_steps import known_changes, reason_against
+from kvledger.integrations.vllm.decoding import Decodings, is_plain
 from kvledger.integrations.vllm.plugin import STEP
 from kvledger.integrations.vllm.restated import changed_code
 from kvledger.integrations.vllm.schedulers import take_decode_steps
 from tests.plugin.scheduler_pair import SchedulerPair, Traffic
 from tests.side_by_side.layouts import Group, Layout
+from tests.side_by_side.reference import RequestFactory
 
 FULL = Layout("full", (Group("full", 4),))
 SIX = Layout("six groups", (Group("full", 4), *[Group("window", 4, window=8)] * 5))
@@ -25,11 +27,11 @@ TRAFFIC = {
     "everyday": Traffic(FULL),
     "async": Traffic(FULL, is_async=True),
     "second runner, async": Traffic(FULL, is_async=True, has_first_runner=False),
-    "small pool, second runner": Traffic(FULL, num_blocks=45, has_first_runner=False),
-    "small pool, async": Traffic(FULL, is_async=True, num_blocks=45),
-    "priority": Traffic(FULL, policy="priority", num_blocks=45),
-    "priority, async": Traffic(FULL, policy="priority", num_blocks=45, is_async=True),
-    "crowded": Traffic(FULL, arrivals=0.3, troubles=0.05),
+    "small pool, second runner": Traffic(FULL, num_blocks=38, has_first_runner=False),
+    "small pool, async": Traffic(FULL, is_async=True, num_blocks=38),
+    "priority": Traffic(FULL, policy="priority", num_blocks=38),
+    "priority, async": Traffic(FULL, policy="priority", num_blocks=38, is_async=True),
+    "crowded": Traffic(FULL, arrivals=0.3),
     "six groups": Traffic(SIX, num_blocks=600),
     "six groups, async": Traffic(SIX, num_blocks=150, is_async=True),
     "mixed block sizes": Traffic(MIXED, num_blocks=120),
@@ -128,3 +130,36 @@ def test_a_vllm_with_other_code_is_named_and_takes_its_steps_itself(monkeypatch:
         "v1.core.sched.scheduler:Scheduler._update_after_schedule"
     )
     assert changed_code("0.31.2") == ["everything, in a release that nobody here has read"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("structured_output_request", object()),
+        ("mm_features", [object()]),
+        ("resumable", True),
+        ("pooling_params", object()),
+        ("sampling_params", None),
+    ],
+)
+def test_a_request_that_does_more_than_decode_is_not_plain(name: str, value: object) -> None:
+    request = RequestFactory(FULL).make("r1", [1, 2, 3])
+    assert is_plain(request)
+    setattr(request, name, value)
+    assert not is_plain(request)
+
+
+def test_requests_that_are_gone_are_not_kept() -> None:
+    """33 requests come and are aborted at once; what is known of them goes once it is more than there are by 16."""
+    factory = RequestFactory(FULL)
+    scheduler = made()
+    decodings = Decodings(scheduler)
+    for index in range(33):
+        request = factory.make(f"r{index}", [1, 2, 3])
+        decodings.of(request.request_id, request)
+    # The 18th came when 17 were known and nobody was there: it alone stayed. So did the others behind it, up to 33.
+    assert len(decodings) == 16
+    again = factory.make("r32", [1, 2, 3])
+    decoding = decodings.of("r32", again)
+    assert decoding is not None
+    assert decoding.request is again

@@ -63,6 +63,9 @@ class Decodings:
         self._max_model_len: Final[int] = scheduler.max_model_len
         self._known: dict[str, Decoding] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def of(self, request_id: str, request: Any) -> Decoding | None:
         """The one of a request with that id; None for a request that is not plain."""
         known = self._known.get(request_id)
