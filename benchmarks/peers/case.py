@@ -75,6 +75,8 @@ def _scheduler_step() -> Question:
         cases.append(_decoding(name, 1024, num_groups, "cold", ", cold caches"))
         cases.append(_decoding(name, 1024, num_groups, "results", ", a result a request"))
         cases.append(_decoding(name, 1024, num_groups, "overlap", ", two steps in flight"))
+        # Ours; vLLM has none, and keeps its sha256.
+        cases.append(_decoding(name, 1024, num_groups, "siphash", ", siphash"))
     return Question(name, "a whole decode step: schedule(), and the sampled tokens on their way back", tuple(cases))
 
 

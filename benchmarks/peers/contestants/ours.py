@@ -23,6 +23,7 @@ from kvledger import (
     make_block_hasher,
 )
 from kvledger.cli import main
+from kvledger.core.requests.siphash import KEY_BYTES
 from kvledger.core.tables import BlockTable, slot_mapping
 from kvledger.scheduler import Scheduler, SchedulerConfig, SchedulerOutput
 
@@ -173,13 +174,14 @@ class OurParts(Parts):
         self, num_blocks: int, max_num_seqs: int, token_budget: int, num_groups: int = 1, variant: str = ""
     ) -> OurServing:
         kind = ResultsServing if variant == "results" else OurServing
-        return kind(self.manager(num_blocks, num_groups), max_num_seqs, token_budget, 2 if variant == "overlap" else 1)
+        manager = self.manager(num_blocks, num_groups, "siphash" if variant == "siphash" else "sha256")
+        return kind(manager, max_num_seqs, token_budget, 2 if variant == "overlap" else 1)
 
     def table(self) -> OurTable:
         return OurTable()
 
     def manager(self, num_blocks: int, num_groups: int = 1, hash_name: str = "sha256") -> KVCacheManager:
-        hasher = make_block_hasher(hash_name, BLOCK_SIZE)
+        hasher = make_block_hasher(hash_name, BLOCK_SIZE, bytes(KEY_BYTES) if hash_name == "siphash" else b"")
         config = kv_cache_config(num_blocks, num_groups)
         return KVCacheManager(config, MAX_MODEL_LEN, hasher=hasher, decisions=self._decides_as)
 
