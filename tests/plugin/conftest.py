@@ -42,7 +42,7 @@ def log() -> Iterator[list[str]]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=1, help="of the random traffic (test_decode_steps.py)")
+    parser.addoption("--seed", type=int, default=2, help="of the random traffic (test_decode_steps.py)")
     parser.addoption("--steps", type=int, default=150, help="steps of random traffic a case (test_decode_steps.py)")
 
 

@@ -26,7 +26,8 @@ from tests.plugin.manager_pair import assert_same_pool
 from tests.side_by_side.layouts import Layout
 from tests.side_by_side.reference import RequestFactory, make_scheduler, manager_arguments
 
-MAX_MODEL_LEN = 120
+# Little more than the longest prompt, so that answers reach it.
+MAX_MODEL_LEN = 90
 # Few, so that stop tokens come up and answers repeat themselves.
 VOCABULARY = 30
 EOS = 7
@@ -139,7 +140,11 @@ class SchedulerPair:
 
     def go_on(self) -> None:
         """More input for a session, or its end."""
-        sessions = [request_id for request_id, request in self.theirs.requests.items() if request.resumable]
+        sessions = [
+            request_id
+            for request_id, request in self.theirs.requests.items()
+            if request.resumable and request.num_tokens < MAX_MODEL_LEN - 12
+        ]
         if sessions:
             request_id, more = self.rng.choice(sessions), self.rng.random() < 0.6
             prompt = [self.rng.randrange(VOCABULARY) for _ in range(3)]
@@ -172,6 +177,9 @@ class SchedulerPair:
         self.compare()
         if outputs[0].total_num_scheduled_tokens:
             self.in_flight.append(((outputs[0], outputs[1]), self._sampled(outputs[0])))
+        elif rng.random() < 0.3:
+            # Sessions that wait for input can hold all blocks.
+            self.abort()
         most_in_flight = 2 if self.traffic.is_async else 1
         while len(self.in_flight) >= most_in_flight and (rng.random() < 0.9 or len(self.in_flight) > most_in_flight):
             if rng.random() < 0.02:

@@ -27,10 +27,10 @@ TRAFFIC = {
     "everyday": Traffic(FULL),
     "async": Traffic(FULL, is_async=True),
     "second runner, async": Traffic(FULL, is_async=True, has_first_runner=False),
-    "small pool, second runner": Traffic(FULL, num_blocks=38, has_first_runner=False),
-    "small pool, async": Traffic(FULL, is_async=True, num_blocks=38),
-    "priority": Traffic(FULL, policy="priority", num_blocks=38),
-    "priority, async": Traffic(FULL, policy="priority", num_blocks=38, is_async=True),
+    "small pool, second runner": Traffic(FULL, num_blocks=34, arrivals=0.13, has_first_runner=False),
+    "small pool, async": Traffic(FULL, is_async=True, num_blocks=34, arrivals=0.13),
+    "priority": Traffic(FULL, policy="priority", num_blocks=34, arrivals=0.13),
+    "priority, async": Traffic(FULL, policy="priority", num_blocks=34, arrivals=0.13, is_async=True),
     "crowded": Traffic(FULL, arrivals=0.3),
     "six groups": Traffic(SIX, num_blocks=600),
     "six groups, async": Traffic(SIX, num_blocks=150, is_async=True),
@@ -45,8 +45,8 @@ def test_the_same_as_vllm(name: str, num_traffic_steps: int, traffic_seed: int) 
     pair.live(num_traffic_steps)
     steps = pair.ours.decode_steps
     # Both took many steps, so that each found what the other had left.
-    assert min(steps.num_scheduled, steps.num_left_to_schedule) > 0.05 * num_traffic_steps
-    assert min(steps.num_returned, steps.num_left_to_return) > 0.05 * num_traffic_steps
+    assert min(steps.num_scheduled, steps.num_left_to_schedule) > 0.03 * num_traffic_steps
+    assert min(steps.num_returned, steps.num_left_to_return) > 0.03 * num_traffic_steps
     assert pair.num_preemptions > 0 or not name.startswith(("small pool", "priority"))
 
 
