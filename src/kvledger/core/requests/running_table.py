@@ -1,7 +1,7 @@
 """RunningTable: the counters of requests that decode, as native arrays with one row a request.
 
 A step of such a request only counts: one more token computed, one token back. So a scheduler has its row count, and the
-request reads its own counters from there (Request.enter). What a row needs no array for follows from the others:
+request reads its own counters from there (Request.try_enter). What a row needs no array for follows from the others:
 
     computed          tokens computed, steps in flight included; every row is in every step in flight, with one token
     num_in_flight     steps in flight, of all rows alike
