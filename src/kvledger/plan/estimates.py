@@ -125,7 +125,8 @@ def graph_counts(
     limit = min(limit, step)
     usual = (1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16))
     sizes = [size for size in (sorted(set(asked)) or usual) if size <= (step if asked else limit)]
-    return len(sizes), sum(1 for size in sizes if decode_tokens <= size <= widest)
+    mixed, decoding = (True, True) if options is None else options.captured_batches
+    return len(sizes) * mixed, sum(decode_tokens <= size <= widest for size in sizes) * decoding
 
 
 def graphs(

@@ -16,7 +16,7 @@ from kvledger.plan.gpus import GIB, Gpu, cards_of_total, find_gpu, processor
 from kvledger.plan.log_checks import bounding_plans
 from kvledger.plan.logs import LogFacts
 from kvledger.plan.memory import NOTHING_MEASURED, MeasuredMemory
-from kvledger.plan.options import KV_CACHE_DTYPES, EngineOptions
+from kvledger.plan.options import GRAPH_MODES, KV_CACHE_DTYPES, EngineOptions
 from kvledger.plan.plan import Plan, make_plan
 from kvledger.plan.serve_parser import option_effects
 from kvledger.plan.speculative import SpeculativeConfig, speculative_config
@@ -117,8 +117,10 @@ def stated_options(facts: LogFacts) -> dict[str, object]:
     if isinstance(compilation, Mapping):
         for name in ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"):
             value = compilation.get(name)
-            if value:
-                stated[name] = str(value) if name == "cudagraph_mode" else value
+            if value and name != "cudagraph_mode":
+                stated[name] = value
+            elif str(value).upper() in GRAPH_MODES:
+                stated[name] = str(value)
     drafts = drafts_of(facts)
     stated.pop("speculative_config", None)
     if drafts is not None:

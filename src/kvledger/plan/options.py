@@ -24,6 +24,16 @@ DTYPES = {
 }
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 OPTIMIZATION_LEVELS = (0, 1, 2, 3)
+# Modes of CUDA graphs -> whether mixed batches are captured, and whether those that only decode have their own graphs.
+GRAPH_MODES = {
+    "NONE": (False, False),
+    "PIECEWISE": (True, False),
+    "FULL": (True, False),
+    "FULL_DECODE_ONLY": (False, True),
+    "FULL_AND_PIECEWISE": (True, True),
+}
+# The mode of each optimization level, where compilation_config gives none.
+GRAPH_MODE_OF_LEVEL = ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE", "FULL_AND_PIECEWISE")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 LORA_DTYPES = ("auto", "float16", "bfloat16")
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -119,6 +129,7 @@ class EngineOptions:
             ("--lora-dtype", self.lora_dtype, LORA_DTYPES),
             ("--performance-mode", self.performance_mode, PERFORMANCE_MODES),
             ("--optimization-level", self.optimization_level, OPTIMIZATION_LEVELS),
+            ("--compilation-config: cudagraph_mode", self.cudagraph_mode.upper(), ("", *GRAPH_MODES)),
             ("--attention-backend", (self.attention_backend or "auto").upper(), ("AUTO", *SELECTABLE)),
         ):
             if value not in known:
@@ -187,7 +198,11 @@ class EngineOptions:
         return self.async_scheduling and (drafts is None or drafts.kind not in WITHOUT_ASYNC)
 
     @property
+    def captured_batches(self) -> tuple[bool, bool]:
+        """Whether graphs of mixed batches are captured, and graphs of batches that only decode; none when eager."""
+        mode = self.cudagraph_mode.upper() or GRAPH_MODE_OF_LEVEL[self.optimization_level]
+        return (False, False) if self.enforce_eager else GRAPH_MODES[mode]
+
+    @property
     def captures_graphs(self) -> bool:
-        """Whether CUDA graphs are captured: not when running eagerly or with a mode of none, the default of -O0."""
-        mode = self.cudagraph_mode or ("NONE" if self.optimization_level == 0 else "")
-        return not self.enforce_eager and mode.upper() != "NONE"
+        return any(self.captured_batches)

@@ -165,7 +165,8 @@ def test_without_cuda_graphs_their_memory_is_the_caches(written: str, capsys: py
     assert terms["KV cache"] - graphs["KV cache"] == graphs["CUDA graphs"] > 0
     # A mode that was asked for goes before the level's.
     kept = as_json(capsys, *pasted, "-O0", "-cc.cudagraph_mode=PIECEWISE")["memory"][0]["terms"]
-    assert {term["name"]: term["bytes"] for term in kept}["CUDA graphs"] == graphs["CUDA graphs"]
+    # Half of them: 51 of mixed batches, and none of those that only decode.
+    assert 2 * {term["name"]: term["bytes"] for term in kept}["CUDA graphs"] == graphs["CUDA graphs"]
 
 
 def test_log_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

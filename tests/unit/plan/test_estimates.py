@@ -1,7 +1,10 @@
 """Estimates of the profile run: graphs by their number, activations by what is largest, buffers by the card."""
 
+from typing import Any
+
 import pytest
 
+from kvledger.errors import ConfigError
 from kvledger.plan.estimates import activations, graph_counts, graphs, outside
 from kvledger.plan.gpus import GIB, find_gpu
 from kvledger.plan.options import EngineOptions
@@ -18,6 +21,26 @@ EVERY_CARD_GIB = 40 * GIB
 def test_graphs_are_counted_as_vllm_prints_them(seqs: int, counts: tuple[int, int]) -> None:
     settings = plan(LLAMA_8B, max_num_seqs=seqs, kv_cache_memory_bytes=EVERY_CARD_GIB).settings
     assert graph_counts(settings, find_gpu("H100")) == counts
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts"),
+    [
+        ({}, (51, 35)), ({"optimization_level": 1}, (51, 0)), ({"optimization_level": 0}, (0, 0)),
+        ({"cudagraph_mode": "piecewise"}, (51, 0)), ({"cudagraph_mode": "FULL"}, (51, 0)),
+        ({"cudagraph_mode": "FULL_DECODE_ONLY"}, (0, 35)), ({"cudagraph_mode": "FULL_AND_PIECEWISE"}, (51, 35)),
+        ({"cudagraph_mode": "FULL", "enforce_eager": True}, (0, 0)),
+    ],
+)  # fmt: skip
+def test_a_mode_captures_what_vllm_captures_in_it(asked: dict[str, Any], counts: tuple[int, int]) -> None:
+    """Only two modes have graphs of their own for batches that only decode."""
+    settings = plan(LLAMA_8B, max_num_seqs=256, kv_cache_memory_bytes=EVERY_CARD_GIB).settings
+    assert graph_counts(settings, find_gpu("H100"), options=EngineOptions(**asked)) == counts
+
+
+def test_a_mode_of_no_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cudagraph_mode='FULLL'.*use one of .*FULL_DECODE_ONLY"):
+        EngineOptions(cudagraph_mode="fulll")
 
 
 def test_newest_cards_capture_larger_batches() -> None:
